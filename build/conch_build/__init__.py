@@ -1,0 +1,1 @@
+"""Checkpoint -> quantized checkpoint -> engine -> Triton model repository. Knows nothing of serving."""

@@ -1,0 +1,15 @@
+"""The commands of the build side, imported only when they run. `conch.cli` mounts them beside its own."""
+
+from __future__ import annotations
+
+from conch_build.console import LazyGroup
+
+LAZY_COMMANDS = {
+    "init": ("conch_build.commands.init:init", "Write a commented plan for a checkpoint."),
+    "check": ("conch_build.commands.check:check", "Say everything that would fail, before time is spent."),
+    "build": ("conch_build.commands.build:build", "Quantize, compile and pack what a plan describes."),
+    "artifacts": ("conch_build.commands.artifacts:artifacts", "List, verify and remove what was built."),
+    "schema": ("conch_build.commands.schema:schema", "Print the plan's JSON Schema."),
+}
+
+build_commands = LazyGroup("conch-build", lazy=LAZY_COMMANDS, help=__doc__)

@@ -1,0 +1,278 @@
+"""The plan: one YAML file that says what to build and how to serve it.
+
+Frozen models with TensorRT-LLM's names; unknown keys are refused with the nearest known one. A plan that
+loads is well-formed; whether it can *work* is for `preflight`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from conch_build.errors import PlanError
+from conch_build.units import ByteSize, Duration
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Port = Annotated[int, Field(ge=0, le=65535, strict=True)]
+
+QuantFormat = Literal["none", "int8", "int8_sq", "int4_awq", "fp8", "nvfp4", "w4a8_awq"]
+Backend = Literal["openvino", "tensorrt", "pytorch"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Model(_Part):
+    checkpoint: str
+    """A local Hugging Face directory, a hub id, a `.gguf` file, or `sample`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    trust_remote_code: bool = False
+    """Allow Python code from the checkpoint to run. Recorded in the artifact."""
+    allow_pickle: bool = False
+    """Convert `.bin` weights to safetensors. Unpickling can run code: only for files you trust."""
+
+
+class Calibration(_Part):
+    data: str = "builtin"
+    """`builtin`, `self` (the model's own generations), or a `.txt`/`.jsonl` file."""
+    samples: Count = 64
+    max_length: Count = 512
+    """Tokens kept of each sample."""
+
+
+class Quantization(_Part):
+    format: QuantFormat = "none"
+    group_size: Literal["auto"] | Count = "auto"
+    """Weights that share a scale (int4_awq). `auto`: the largest of 128, 64, 32, 16 that fits each width."""
+    calibration: Calibration = Calibration()
+
+
+class KvCache(_Part):
+    size: ByteSize = 1 << 30
+    tokens_per_block: Count = 32
+    reuse: bool = True
+    """Keep the blocks of finished prompts and share them with requests that start the same."""
+    dtype: Literal["auto", "u8", "bf16", "f32", "fp8"] = "auto"
+    """`auto`: u8 on CPUs, the checkpoint's on GPUs."""
+
+
+class Parallel(_Part):
+    tensor: Count = 1
+    pipeline: Count = 1
+
+
+class Speculation(_Part):
+    method: Literal["none", "draft", "ngram", "eagle3", "medusa", "lookahead"] = "none"
+    checkpoint: str | None = None
+    max_draft_len: Count | None = None
+
+
+class Lora(_Part):
+    max_rank: Count = 16
+    max_loaded: Count = 4
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """Name -> PEFT directory."""
+
+
+class Engine(_Part):
+    backend: Backend = "openvino"
+    precision: Literal["auto", "bf16", "f32"] = "auto"
+    """Arithmetic of activations. `auto`: bf16 where the CPU has it."""
+    threads: Literal["auto"] | Count = "auto"
+    max_batch_size: Count = 64
+    max_num_tokens: Count = 2048
+    """Tokens of one step, prompts and decoding together."""
+    max_seq_len: Count = 4096
+    """Tokens of one request, prompt and answer together."""
+    max_queue_size: Count = 1024
+    """Requests that may wait; more are refused."""
+    chunked_prefill: bool = True
+    kv_cache: KvCache = KvCache()
+    parallel: Parallel = Parallel()
+    speculation: Speculation = Speculation()
+    lora: Lora = Lora()
+
+
+class Triton(_Part):
+    layout: Literal["auto", "tokens", "ensemble", "llmapi"] = "auto"
+    """`tokens`: token ids only. `ensemble`: text models around it. `auto`: ensemble."""
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+
+
+class Gateway(_Part):
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    """0 takes a free one."""
+
+
+class Serving(_Part):
+    triton: Triton = Triton()
+    gateway: Gateway = Gateway()
+
+
+class Slo(_Part):
+    ttft_p95: Duration | None = None
+    itl_p95: Duration | None = None
+
+
+class Cost(_Part):
+    instance_hourly_usd: Annotated[float, Field(ge=0)] | None = None
+
+
+class Plan(_Part):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """The model's name in the gateway."""
+    model: Model
+    quantization: Quantization = Quantization()
+    engine: Engine = Engine()
+    serving: Serving = Serving()
+    slo: Slo = Slo()
+    cost: Cost = Cost()
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file; relative paths in it are taken from the file's own folder.
+
+    Raises PlanError with every problem at once: file, key, what is wrong, the nearest known key.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise PlanError("no such plan file", where=str(path), fix="`conch init` writes one.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot be read: {error}", where=str(path)) from None
+    return parse_plan(text, source=str(path), folder=path.parent)
+
+
+def parse_plan(text: str, *, source: str = "plan", folder: Path | None = None) -> Plan:
+    """Read a plan from YAML text. Raises PlanError, which names `source`."""
+    try:
+        data = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise PlanError(f"is not YAML: {_one_line(error)}", where=source) from None
+    if not isinstance(data, dict):
+        what = "must be a YAML mapping with `name` and `model`"
+        raise PlanError(what, where=source, fix="`conch init` writes one.")
+    try:
+        plan = Plan.model_validate(data)
+    except ValidationError as error:
+        raise PlanError("; ".join(_describe(error)), where=source) from None
+    return plan if folder is None else _anchored(plan, folder)
+
+
+def plan_schema() -> dict[str, Any]:
+    """The plan's JSON Schema, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Plan.model_json_schema()}
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML that refuses a key written twice: the first value would be lost in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.MarkedYAMLError(None, None, f"key {key!r} is not text", key_node.start_mark)
+            if key in seen:
+                raise yaml.MarkedYAMLError(None, None, f"key {key!r} is written twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem} (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"
+    return " ".join(str(error).split())
+
+
+def _describe(error: ValidationError) -> Iterator[str]:
+    """One sentence a key. A union's alternatives (`auto` or a number) fail one by one and are told as one."""
+    by_key: dict[str, list[Any]] = {}
+    for problem in error.errors(include_url=False):
+        by_key.setdefault(".".join(_plan_location(problem)), []).append(problem)
+    for key, problems in by_key.items():
+        first = problems[0]
+        if first["type"] == "extra_forbidden":
+            yield f"`{key}` is not a key of the plan; {_nearest(first['loc'])}"
+        elif first["type"] == "missing":
+            yield f"`{key}` is missing"
+        elif first["type"] == "value_error":
+            yield f"`{key}`: {first['msg'].removeprefix('Value error, ')}"
+        else:
+            demands = " or ".join(_demand(problem) for problem in problems).replace(" or must be ", " or ")
+            yield f"`{key}` {demands} (given: {first['input']!r})"
+
+
+def _plan_location(problem: Any) -> Iterator[str]:
+    """The keys as written in the plan: pydantic appends which of a union's alternatives failed."""
+    part: type[BaseModel] = Plan
+    names = iter(problem["loc"])
+    for name in names:
+        yield str(name)
+        field = part.model_fields.get(str(name))
+        if field is None:
+            return
+        if typing.get_origin(field.annotation) is dict:
+            yield from map(str, names)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            part = field.annotation
+        else:
+            return
+
+
+def _demand(problem: Any) -> str:
+    message: str = problem["msg"].replace("Input should be", "must be")
+    return message[0].lower() + message[1:]
+
+
+def _nearest(location: tuple[Any, ...]) -> str:
+    known = list(_known_keys(location[:-1]))
+    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
+
+
+def _known_keys(location: tuple[Any, ...]) -> Iterator[str]:
+    part: type[BaseModel] = Plan
+    for name in location:
+        annotation = part.model_fields[str(name)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return
+        part = annotation
+    yield from part.model_fields
+
+
+def _anchored(plan: Plan, folder: Path) -> Plan:
+    """Paths in the plan made absolute: they are written from the plan's own folder."""
+
+    def anchor(value: str) -> str:
+        candidate = (folder / Path(value).expanduser()).absolute()
+        looks_local = value.startswith((".", "/", "~")) or candidate.exists()
+        return str(candidate) if looks_local else value
+
+    model = plan.model.model_copy(update={"checkpoint": anchor(plan.model.checkpoint)})
+    if plan.model.checkpoint == "sample":
+        model = plan.model
+    data = plan.quantization.calibration.data
+    if data not in ("builtin", "self"):
+        calibration = plan.quantization.calibration.model_copy(
+            update={"data": str((folder / Path(data).expanduser()).absolute())}
+        )
+        quantization = plan.quantization.model_copy(update={"calibration": calibration})
+    else:
+        quantization = plan.quantization
+    return plan.model_copy(update={"model": model, "quantization": quantization})
+
+
+QUANT_FORMATS: tuple[str, ...] = typing.get_args(QuantFormat)

@@ -1,0 +1,116 @@
+"""The plan file: what loads, and how each mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from conch_build.errors import PlanError
+from conch_build.plan import load_plan, parse_plan, plan_schema
+
+SMALLEST = "name: tiny\nmodel: {checkpoint: sample}\n"
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(PlanError) as caught:
+        parse_plan(text)
+    assert caught.value.exit_code == 2
+    return caught.value.message
+
+
+def test_name_and_checkpoint_are_enough() -> None:
+    plan = parse_plan(SMALLEST)
+    assert plan.engine.backend == "openvino"
+    assert plan.engine.kv_cache.size == 1 << 30
+    assert plan.quantization.format == "none"
+
+
+def test_a_plan_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        parse_plan(SMALLEST).engine.max_batch_size = 3
+
+
+def test_sizes_and_durations_carry_units() -> None:
+    plan = parse_plan(SMALLEST + "engine: {kv_cache: {size: 256MiB}}\nslo: {ttft_p95: 100ms}\n")
+    assert plan.engine.kv_cache.size == 256 << 20
+    assert plan.slo.ttft_p95 == pytest.approx(0.1)
+    assert "1GiB" in refusal(SMALLEST + "engine: {kv_cache: {size: 5}}")
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
+    message = refusal(SMALLEST + "engine: {max_batchsize: 3}")
+    assert "`engine.max_batchsize` is not a key of the plan; did you mean `max_batch_size`?" in message
+    assert "known keys: backend, precision" in refusal(SMALLEST + "engine: {zzzzz: 3}")
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    message = refusal("nam: x\nmodel: {checkpoint: 3}\nengine: {max_batch_size: 0}")
+    for part in ("`nam`", "`name` is missing", "`model.checkpoint`", "`engine.max_batch_size`"):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        ("quantization: {group_size: big}", "`quantization.group_size` must be 'auto' or a valid integer"),
+        ("engine: {threads: 0}", "`engine.threads` must be 'auto' or greater than or equal to 1"),
+        ("engine: {lora: {adapters: {int: 3}}}", "`engine.lora.adapters.int` must be a valid string"),
+        ("engine: {backend: cuda}", "`engine.backend` must be 'openvino', 'tensorrt' or 'pytorch'"),
+        ("engine: {max_batch_size: '3'}", "`engine.max_batch_size` must be a valid integer (given: '3')"),
+    ],
+)
+def test_a_mistake_is_one_sentence_naming_its_key(plan: str, sentence: str) -> None:
+    message = refusal(SMALLEST + plan)
+    assert sentence in message
+    assert ";" not in message
+
+
+@pytest.mark.parametrize("text", ["", "3", "- a", "name: [", "name: a\nname: b\nmodel: {checkpoint: x}", "1: 2"])
+def test_what_is_no_mapping_of_unique_text_keys_is_refused(text: str) -> None:
+    assert refusal(text)
+
+
+def test_a_key_written_twice_is_refused_with_its_line() -> None:
+    assert "key 'size' is written twice (line 6" in refusal(
+        SMALLEST + "engine:\n  kv_cache:\n    size: 1GiB\n    size: 2GiB\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["a b", "", "-a", "a/b", "x" * 65])
+def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
+    assert "`name`" in refusal(f"name: '{name}'\nmodel: {{checkpoint: x}}")
+
+
+def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="conch init"):
+        load_plan(tmp_path / "conch.yaml")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "conch.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_plan(tmp_path / "conch.yaml")
+
+
+def test_relative_paths_start_at_the_plans_folder(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    text = "name: a\nmodel: {checkpoint: %s}\nquantization: {calibration: {data: texts.txt}}\n"
+    path = tmp_path / "conch.yaml"
+    for written in ("models", "./models"):
+        path.write_text(text % written)
+        plan = load_plan(path)
+        assert plan.model.checkpoint == str(tmp_path / "models")
+        assert plan.quantization.calibration.data == str(tmp_path / "texts.txt")
+    path.write_text(text % "owner/model")
+    assert load_plan(path).model.checkpoint == "owner/model"
+
+
+def test_the_schema_knows_every_part_and_forbids_other_keys() -> None:
+    schema = plan_schema()
+    assert set(schema["properties"]) == {
+        "name", "model", "quantization", "engine", "serving", "slo", "cost"
+    }  # fmt: skip
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["Engine"]["properties"]["max_num_tokens"]["description"]
