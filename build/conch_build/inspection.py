@@ -1,0 +1,148 @@
+"""Whether a local checkpoint is whole, safe and fit to be compiled: its JSON files and weight headers say.
+
+Loads no weights and imports no model code. What is wrong is collected, so that a person sees it all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from conch_build.errors import CheckpointError
+from conch_build.families import COMPILABLE, HEAD, expected_tensors
+from conch_build.files import read_json
+from conch_build.model_info import ModelInfo, model_info
+from conch_build.weights import Weights, read_weights
+
+
+def inspect(folder: Path, *, trust_remote_code: bool = False) -> tuple[ModelInfo | None, list[CheckpointError]]:
+    """Read the checkpoint in `folder`: its facts if they can be known, and all that is wrong with it."""
+    problems: list[CheckpointError] = []
+    config = _read(folder / "config.json", problems)
+    generation = _read(folder / "generation_config.json", problems, needed=False) or {}
+    tokenizer_config = _read(folder / "tokenizer_config.json", problems, needed=False) or {}
+    ids = _read_token_ids(folder, problems)
+    weights = read_weights(folder, problems)
+    if config is None:
+        return None, problems
+    if not trust_remote_code:
+        problems += _remote_code(folder, config, tokenizer_config)
+    if not _supported(folder, config, problems) or weights is None:
+        return None, problems
+    try:
+        info = model_info(folder, config, generation, tokenizer_config, ids, weights)
+    except CheckpointError as error:
+        return None, [*problems, error]
+    if info.quantization is None:
+        problems += _wrong_tensors(folder, info, weights)
+    return (None if problems else info), problems
+
+
+def _read(path: Path, problems: list[CheckpointError], *, needed: bool = True) -> dict[str, Any] | None:
+    if not path.is_file():
+        if needed:
+            problems.append(
+                CheckpointError(
+                    f"has no {path.name}",
+                    where=str(path.parent),
+                    fix="Point `model.checkpoint` at a whole Hugging Face directory.",
+                    rule=f"checkpoint.no-{path.stem.replace('_', '-')}",
+                )
+            )
+        return None
+    try:
+        return read_json(path)
+    except CheckpointError as error:
+        problems.append(error)
+        return None
+
+
+def _read_token_ids(folder: Path, problems: list[CheckpointError]) -> dict[str, int]:
+    """Token -> id of tokenizer.json; added tokens win over the vocabulary."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        fix = "Copy the tokenizer's files beside the weights."
+        if any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json")):
+            fix = "Write it with transformers: `AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`."
+        problems.append(
+            CheckpointError("has no tokenizer.json", where=str(folder), fix=fix, rule="checkpoint.no-tokenizer")
+        )
+        return {}
+    tokenizer = _read(path, problems)
+    if tokenizer is None:
+        return {}
+    try:
+        vocab = tokenizer["model"]["vocab"]
+        if isinstance(vocab, list):  # Unigram: [token, score] pairs in the order of their ids
+            vocab = {token: index for index, (token, _) in enumerate(vocab)}
+        return {**vocab, **{entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", [])}}
+    except (KeyError, TypeError, ValueError):
+        problems.append(
+            CheckpointError(
+                "is not a tokenizer: no vocabulary in it",
+                where=str(path),
+                fix="Download it again.",
+                rule="checkpoint.tokenizer",
+            )
+        )
+        return {}
+
+
+def _remote_code(folder: Path, *configs: Mapping[str, Any]) -> Iterable[CheckpointError]:
+    if any(config.get("auto_map") for config in configs):
+        code = sorted(path.name for path in folder.glob("*.py"))
+        brings = f" ({', '.join(code)})" if code else ""
+        yield CheckpointError(
+            f"asks to run Python code of its own{brings}: `auto_map` in its config",
+            where=str(folder),
+            fix="Read that code, then set `model.trust_remote_code: true`.",
+            rule="checkpoint.remote-code",
+        )
+
+
+def _supported(folder: Path, config: Mapping[str, Any], problems: list[CheckpointError]) -> bool:
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if name in COMPILABLE:
+        return True
+    problems.append(
+        CheckpointError(
+            f"is a {name}, which cannot be compiled" if name else "names no architecture",
+            where=str(folder / "config.json"),
+            fix=f"Choose a model of one of these: {', '.join(sorted(COMPILABLE))}.",
+            rule="checkpoint.architecture",
+        )
+    )
+    return False
+
+
+def _wrong_tensors(folder: Path, info: ModelInfo, weights: Weights) -> Iterable[CheckpointError]:
+    expected = expected_tensors(info)
+    missing = [name for name in expected if name not in weights.tensors]
+    if missing:
+        yield CheckpointError(
+            f"lacks {_some(missing)}",
+            where=str(folder),
+            fix="Download the weights again"
+            + (", or set `tie_word_embeddings` to true in config.json if they are tied." if HEAD in missing else "."),
+            rule="checkpoint.missing-tensor",
+        )
+    shapes = [
+        f"`{name}` is {list(weights.tensors[name].shape)}, not {list(shape)}"
+        for name, shape in expected.items()
+        if name in weights.tensors and weights.tensors[name].shape != shape
+    ]
+    if shapes:
+        more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+        yield CheckpointError(
+            f"config.json and weights disagree: {'; '.join(shapes[:3])}{more}",
+            where=str(folder),
+            fix="Use the config.json that belongs to these weights.",
+            rule="checkpoint.tensor-shape",
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:4])
+    return f"{shown} and {len(names) - 4} more tensors" if len(names) > 4 else shown

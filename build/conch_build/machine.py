@@ -1,0 +1,15 @@
+"""What this machine has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_bytes() -> int:
+    """RAM that this process may use: the machine's, or its container's limit if that is lower."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
+    return min(total, int(limit)) if limit.isdigit() else total

@@ -1,0 +1,130 @@
+"""Rules about what this version can build and serve at all: it refuses by name what it cannot do."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from conch_build.model_info import ModelInfo
+from conch_build.plan import Plan
+from conch_build.preflight.registry import Violation, rule
+
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+@rule("backend.unavailable")
+def _only_openvino(plan: Plan) -> Iterator[Violation]:
+    if plan.engine.backend != "openvino":
+        yield Violation(
+            "engine.backend",
+            f"`{plan.engine.backend}` cannot be built by this version of Conch",
+            "Set `engine.backend: openvino`.",
+        )
+
+
+@rule("backend.speculation")
+def _no_speculation(plan: Plan) -> Iterator[Violation]:
+    if plan.engine.speculation.method != "none":
+        yield Violation(
+            "engine.speculation.method",
+            f"`{plan.engine.speculation.method}` speculation is not supported by this version",
+            "Set `engine.speculation.method: none`.",
+        )
+
+
+@rule("backend.lora")
+def _no_adapters(plan: Plan) -> Iterator[Violation]:
+    if plan.engine.lora.adapters:
+        names = ", ".join(plan.engine.lora.adapters)
+        yield Violation(
+            "engine.lora.adapters",
+            f"LoRA adapters ({names}) are not supported by this version",
+            "Remove them, or merge an adapter into the checkpoint.",
+        )
+
+
+@rule("backend.parallel")
+def _no_parallelism(plan: Plan) -> Iterator[Violation]:
+    parallel = plan.engine.parallel
+    if plan.engine.backend == "openvino" and (parallel.tensor > 1 or parallel.pipeline > 1):
+        yield Violation(
+            "engine.parallel",
+            f"tensor {parallel.tensor} x pipeline {parallel.pipeline}, but openvino runs in one process",
+            "Set both to 1.",
+        )
+
+
+@rule("backend.kv-dtype")
+def _kv_dtype_of_the_cpu(plan: Plan) -> Iterator[Violation]:
+    if plan.engine.backend == "openvino" and plan.engine.kv_cache.dtype == "fp8":
+        yield Violation(
+            "engine.kv_cache.dtype",
+            "an fp8 KV cache has no CPU kernel",
+            "Use `auto` (u8 on CPUs: the same size), `bf16` or `f32`.",
+        )
+
+
+@rule("backend.rope")
+def _rope_is_static(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    scaling = info.rope["scaling"] or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _STATIC_ROPE:
+        yield Violation(
+            "model.checkpoint",
+            f"its `{kind}` rope scaling depends on the length of each prompt and cannot be compiled",
+            f"Choose a model with one of these: {', '.join(_STATIC_ROPE)}.",
+        )
+
+
+@rule("backend.sliding-window")
+def _window_covers_the_sequence(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    if info.sliding_window is not None and plan.engine.max_seq_len > info.sliding_window:
+        yield Violation(
+            "engine.max_seq_len",
+            f"{plan.engine.max_seq_len} is beyond the model's attention window of {info.sliding_window}; "
+            "windowed attention is not compiled by this version",
+            f"Set `engine.max_seq_len` to at most {info.sliding_window}.",
+        )
+
+
+@rule("serving.layout")
+def _layout_of_the_backend(plan: Plan) -> Iterator[Violation]:
+    if plan.serving.triton.layout == "llmapi":
+        yield Violation(
+            "serving.triton.layout",
+            "`llmapi` belongs to the pytorch backend, which this version cannot build",
+            "Use `auto`, `ensemble` or `tokens`.",
+        )
+
+
+@rule("serving.public-host")
+def _gateway_stays_local(plan: Plan) -> Iterator[Violation]:
+    host = plan.serving.gateway.host
+    if not _is_loopback(host):
+        yield Violation(
+            "serving.gateway.host",
+            f"{host} can be reached from outside and this version has no API keys",
+            "Set it to 127.0.0.1 and put a proxy that checks keys in front.",
+        )
+
+
+@rule("serving.port-clash")
+def _ports_differ(plan: Plan) -> Iterator[Violation]:
+    triton = plan.serving.triton
+    owners: dict[int, str] = {}
+    for key, port in (
+        ("serving.triton.http_port", triton.http_port),
+        ("serving.triton.grpc_port", triton.grpc_port),
+        ("serving.triton.metrics_port", triton.metrics_port),
+        ("serving.gateway.port", plan.serving.gateway.port),
+    ):
+        if port and port in owners:
+            yield Violation(key, f"port {port} is also {owners[port]}", "Give each its own port (0: any free one).")
+        owners.setdefault(port, key)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,76 @@
+"""Rules about what a build reads beside the weights: calibration text, chat template, oddities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from conch_build.model_info import ModelInfo
+from conch_build.plan import Plan
+from conch_build.preflight.registry import Violation, rule
+
+_KEY = "quantization.calibration.data"
+
+
+@rule("calibration.file")
+def _calibration_file_is_readable(plan: Plan) -> Iterator[Violation]:
+    data = plan.quantization.calibration.data
+    if data in ("builtin", "self"):
+        return
+    path = Path(data)
+    if path.suffix not in (".txt", ".jsonl"):
+        yield Violation(_KEY, f"{path} is neither .txt nor .jsonl", "Name such a file, `builtin` or `self`.")
+        return
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        yield Violation(_KEY, f"{path} cannot be read: {reason}", "Correct the path or the file.")
+        return
+    fault = _bad_record(lines) if path.suffix == ".jsonl" else None
+    if not any(line.strip() for line in lines):
+        yield Violation(_KEY, f"{path} is empty", "Put text in it, or use `builtin`.")
+    elif fault:
+        yield Violation(_KEY, f"{path}, {fault}", 'Each line must be an object such as {"text": "..."}.')
+
+
+def _bad_record(lines: list[str]) -> str | None:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            return f"line {number} is not JSON"
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            return f"line {number} has no `text`"
+    return None
+
+
+@rule("model.no-chat-template")
+def _chat_needs_a_template(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    if not info.chat_template:
+        yield Violation(
+            "model.checkpoint",
+            "its tokenizer has no chat template: completions will work, chat will be refused",
+            "Use an instruction-tuned model, or add a chat_template.jinja.",
+            "warning",
+        )
+
+
+@rule("model.no-end-token")
+def _answers_can_end(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    if not info.end_ids:
+        yield Violation(
+            "model.checkpoint",
+            "it names no end token: every answer runs to its `max_tokens`",
+            "Set `eos_token_id` in its generation_config.json.",
+            "warning",
+        )
+
+
+@rule("model.oddity")
+def _oddities(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    for note in info.notes:
+        yield Violation("model.checkpoint", note, "Nothing needs to be done if you know of it.", "warning")

@@ -1,0 +1,90 @@
+"""Rules about lengths, batches, KV blocks and memory. The arithmetic is `sizing`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conch_build.machine import memory_bytes
+from conch_build.model_info import ModelInfo
+from conch_build.plan import Plan
+from conch_build.preflight.registry import Violation, rule
+from conch_build.sizing import (
+    blocks_for,
+    cpu_kv_dtype,
+    engine_weight_bytes,
+    kv_bytes_per_token,
+    kv_pool_blocks,
+)
+from conch_build.units import format_bytes
+
+
+@rule("limits.num-tokens-below-batch")
+def _a_step_holds_the_batch(plan: Plan) -> Iterator[Violation]:
+    engine = plan.engine
+    if engine.max_num_tokens < engine.max_batch_size:
+        yield Violation(
+            "engine.max_num_tokens",
+            f"{engine.max_num_tokens} tokens a step are too few for {engine.max_batch_size} requests",
+            f"Set `engine.max_num_tokens` to at least {engine.max_batch_size}.",
+        )
+
+
+@rule("limits.unchunked-prefill")
+def _a_prompt_fits_one_step(plan: Plan) -> Iterator[Violation]:
+    engine = plan.engine
+    longest = engine.max_seq_len - 1
+    if not engine.chunked_prefill and engine.max_num_tokens < longest:
+        yield Violation(
+            "engine.max_num_tokens",
+            f"unchunked, a prompt of {longest} tokens overflows a step of {engine.max_num_tokens}",
+            f"Set `engine.chunked_prefill: true`, or `engine.max_num_tokens` to at least {longest}.",
+        )
+
+
+@rule("limits.seq-len")
+def _positions_exist(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    if plan.engine.max_seq_len > info.max_position_embeddings:
+        yield Violation(
+            "engine.max_seq_len",
+            f"{plan.engine.max_seq_len} is beyond the {info.max_position_embeddings} positions of the model",
+            f"Set `engine.max_seq_len` to at most {info.max_position_embeddings}.",
+        )
+
+
+@rule("limits.kv-pool")
+def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    cache, length = plan.engine.kv_cache, plan.engine.max_seq_len
+    dtype = cpu_kv_dtype(cache.dtype)
+    token = kv_bytes_per_token(info.num_layers, info.num_kv_heads, info.head_dim, dtype)
+    needed = blocks_for(length, cache.tokens_per_block)
+    held = kv_pool_blocks(cache.size, cache.tokens_per_block, token)
+    if held < needed:
+        size = format_bytes(needed * cache.tokens_per_block * token)
+        yield Violation(
+            "engine.kv_cache.size",
+            f"{format_bytes(cache.size)} holds {held} blocks; one request of {length} tokens takes {needed} "
+            f"({token:,} bytes a token in {dtype})",
+            f"Set it to at least {size.replace(' ', '')}, or lower `engine.max_seq_len` to "
+            f"{held * cache.tokens_per_block}.",
+        )
+
+
+@rule("limits.memory")
+def _machine_holds_the_engine(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    memory = memory_bytes()
+    weights = engine_weight_bytes(info.parameters, info.embedding_parameters, plan.quantization.format)
+    pool = plan.engine.kv_cache.size
+    if weights + pool > memory:
+        yield Violation(
+            "engine.kv_cache.size",
+            f"weights ({format_bytes(weights)}) and KV cache ({format_bytes(pool)}) do not fit "
+            f"this machine's {format_bytes(memory)}",
+            "Lower `engine.kv_cache.size`, quantize further, or use a larger machine.",
+        )
+    if info.weight_bytes > memory:
+        yield Violation(
+            "model.checkpoint",
+            f"its weights ({format_bytes(info.weight_bytes)}), which a build loads whole, do not fit "
+            f"this machine's {format_bytes(memory)}",
+            "Build on a larger machine.",
+        )
