@@ -1,0 +1,1 @@
+"""Quantized checkpoint -> engine, one module a backend."""

@@ -1,0 +1,131 @@
+"""Checkpoint directory -> engine directory: the compiled graph, the tokenizer and `engine.json`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from conch_build.errors import CompileError
+from conch_build.manifest import EngineKvCache, EngineManifest, EngineQuantization
+
+if TYPE_CHECKING:
+    from conch_build.compile.openvino.decoder import Decoder
+    from conch_build.model_info import ModelInfo
+    from conch_build.plan import Plan
+
+CANDIDATES = 64
+"""Best tokens that the graph hands out for each sampled row: enough for 20 log probs and the usual top_k."""
+
+MODEL_FILE = "model.xml"
+TOKENIZER_DIR = "tokenizer"
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+
+
+def compile_engine(checkpoint: Path, out: Path, plan: Plan, info: ModelInfo) -> EngineManifest:
+    """Compile the (quantized) checkpoint directory into `out`, which exists and is empty.
+
+    Returns the manifest, also written as `out/engine.json`. Raises CheckpointError for weights it cannot read and
+    CompileError when OpenVINO refuses the graph.
+    """
+    import openvino as ov
+
+    from conch_build.compile.openvino.decoder import Decoder
+
+    started = time.perf_counter()
+    decoder = Decoder(checkpoint, max_seq_len=plan.engine.max_seq_len, candidates=CANDIDATES)
+    try:
+        ov.save_model(decoder.build(), out / MODEL_FILE, compress_to_fp16=False)
+    except RuntimeError as error:
+        raise CompileError(f"OpenVINO refused the graph: {error}", where=str(checkpoint)) from error
+    tokenizer = out / TOKENIZER_DIR
+    tokenizer.mkdir()
+    for name in _TOKENIZER_FILES:
+        if (checkpoint / name).exists():
+            shutil.copyfile(checkpoint / name, tokenizer / name)
+    manifest = _manifest(checkpoint, plan, info, decoder, time.perf_counter() - started)
+    manifest.save(out)
+    return manifest
+
+
+def _manifest(checkpoint: Path, plan: Plan, info: ModelInfo, decoder: Decoder, seconds: float) -> EngineManifest:
+    engine = plan.engine
+    precision = _precision(plan)
+    return EngineManifest(
+        name=plan.name,
+        backend="openvino",
+        architecture=info.architecture,
+        model_type=info.model_type,
+        num_layers=info.num_layers,
+        num_attention_heads=info.num_attention_heads,
+        num_kv_heads=info.num_kv_heads,
+        head_dim=info.head_dim,
+        hidden_size=info.hidden_size,
+        vocab_size=info.vocab_size,
+        sliding_windows=[decoder.window(layer) for layer in range(info.num_layers)],
+        end_ids=list(info.end_ids),
+        bos_id=info.bos_id,
+        pad_id=info.pad_id,
+        precision=precision,
+        threads=None if engine.threads == "auto" else engine.threads,
+        max_batch_size=engine.max_batch_size,
+        max_num_tokens=engine.max_num_tokens,
+        max_seq_len=engine.max_seq_len,
+        max_queue_size=engine.max_queue_size,
+        chunked_prefill=engine.chunked_prefill,
+        kv_cache=EngineKvCache(
+            dtype=_kv_dtype(engine.kv_cache.dtype),
+            tokens_per_block=engine.kv_cache.tokens_per_block,
+            size_bytes=engine.kv_cache.size,
+            reuse=engine.kv_cache.reuse,
+        ),
+        top_candidates=decoder.candidates,
+        quantization=_quantization(checkpoint, plan),
+        cpu_features=["avx512_bf16"] if precision == "bf16" else ["avx2"],
+        versions={name: version(name) for name in ("conch", "openvino", "transformers")},
+        build_seconds={"compile": round(seconds, 3)},
+    )
+
+
+def _precision(plan: Plan) -> Literal["bf16", "f32"]:
+    """The plan's, or what is faster: int8/int4 weights are multiplied with int8 activations in either precision,
+    and f32 keeps the logits exact; 16-bit weights need the CPU's bf16 arithmetic to be fast."""
+    if plan.engine.precision != "auto":
+        return plan.engine.precision
+    if plan.quantization.format in ("int8", "int4_awq"):
+        return "f32"
+    import openvino as ov
+
+    return "bf16" if "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
+
+
+def _kv_dtype(wanted: str) -> Literal["u8", "bf16", "f32"]:
+    kinds: dict[str, Literal["u8", "bf16", "f32"]] = {"auto": "u8", "u8": "u8", "bf16": "bf16", "f32": "f32"}
+    return kinds[wanted]
+
+
+def _quantization(checkpoint: Path, plan: Plan) -> EngineQuantization:
+    """As `hf_quant_config.json` tells it; a checkpoint without one is not quantized."""
+    path = checkpoint / "hf_quant_config.json"
+    if not path.exists():
+        return EngineQuantization(format="none")
+    said: dict[str, Any] = json.loads(path.read_text())
+    producer = said.get("producer", {})
+    return EngineQuantization(
+        format=plan.quantization.format,
+        group_size=said.get("quantization", {}).get("group_size"),
+        producer=f"{producer.get('name', 'unknown')} {producer.get('version', '')}".strip(),
+    )
