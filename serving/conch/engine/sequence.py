@@ -1,0 +1,95 @@
+"""A request on its way through the engine: its tokens, its KV blocks, its times. Decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from conch.engine.batch import Slot
+from conch.engine.blocks import Digest, chain
+from conch.engine.config import EngineConfig
+from conch.engine.request import Output, Request, Usage
+from conch.engine.sampling import Sampler
+from conch.engine.stops import StopRule
+
+Sink = Callable[[Output], None]
+
+
+class Sequence:
+    """`tokens` is prompt and answer; the first `past` of them have their keys and values in `blocks`."""
+
+    __slots__ = (
+        "arrival_ns",
+        "blocks",
+        "cached_tokens",
+        "digests",
+        "finished",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "last_token_ns",
+        "new_blocks",
+        "past",
+        "prompt_len",
+        "published",
+        "rank",
+        "request",
+        "reused_blocks",
+        "sampler",
+        "sink",
+        "slot",
+        "stop",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, sink: Sink, number: int, config: EngineConfig) -> None:
+        sampling = request.sampling
+        end_ids = config.end_ids if sampling.end_ids is None else sampling.end_ids
+        self.request = request
+        self.sink = sink
+        self.rank = (-request.priority, number)
+        """Lower goes first: by priority, then by arrival."""
+        self.tokens = [int(token) for token in request.prompt]
+        self.prompt_len = len(self.tokens)
+        self.past = 0
+        self.blocks: list[int] = []
+        self.digests: list[Digest] = []
+        """Of the full blocks, as far as they were needed."""
+        self.published = 0
+        """So many of `blocks` are known to the pool by their digests."""
+        self.slot = Slot([], 0, self.blocks, False)
+        self.sampler = Sampler(sampling, self.tokens, end_ids)
+        self.stop = StopRule(end_ids, sampling.stop_words, sampling.min_tokens, request.max_tokens)
+        self.finished = False
+        self.cached_tokens = self.new_blocks = self.reused_blocks = 0
+        self.arrival_ns = time.monotonic_ns()
+        self.first_scheduled_ns = self.first_token_ns = self.last_token_ns = 0
+
+    @property
+    def produced(self) -> int:
+        """Tokens of the answer."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def missing(self) -> int:
+        """Tokens still to be computed before the next one can be chosen: 1 while decoding."""
+        return len(self.tokens) - self.past
+
+    def digest(self, count: int, tokens_per_block: int) -> list[Digest]:
+        """Digests of the first `count` blocks, all of them full."""
+        for index in range(len(self.digests), count):
+            parent = self.digests[-1] if self.digests else b""
+            self.digests.append(chain(parent, self.tokens[index * tokens_per_block : (index + 1) * tokens_per_block]))
+        return self.digests[:count]
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_len,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.produced,
+            arrival_ns=self.arrival_ns,
+            first_scheduled_ns=self.first_scheduled_ns,
+            first_token_ns=self.first_token_ns,
+            last_token_ns=self.last_token_ns,
+            new_blocks=self.new_blocks,
+            reused_blocks=self.reused_blocks,
+        )
