@@ -1,0 +1,156 @@
+"""The `tensorrt_llm` model: Triton requests into the engine, its outputs back as responses.
+
+Four threads meet here: Triton's calls `execute`, the engine's puts outputs into a queue and never waits, one
+sends them, and one asks Triton which callers have gone and keeps the metrics.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+from conch.backend.arrays import arrays, parameters, tagged
+from conch.backend.metrics import EngineMetrics
+from conch.backend.responses import Answer, Response
+from conch.backend.tensors import decode_call, is_stop
+from conch.engine.request import Output
+from conch_build.errors import ConchError
+
+
+@dataclass
+class _Flight:
+    """A request that is being answered."""
+
+    caller_id: str
+    answer: Answer
+    sender: Any
+    wanted: frozenset[str]
+
+
+class GenerationModel:
+    """Triton's interface; `load_engine` is the one thing that another engine would change."""
+
+    @staticmethod
+    def load_engine(folder: Path) -> Any:
+        """An engine as `conch.engine.Engine` has it, ready to work."""
+        from conch.engine import Engine
+
+        return Engine.load(folder)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = parameters(args)
+        self._exclude_input = config["exclude_input_in_output"] == "true"
+        self._cancel_period = int(config["cancellation_check_period_ms"]) / 1000
+        self._stats_period = int(config["stats_check_period_ms"]) / 1000
+        self._flights: dict[str, _Flight] = {}
+        self._numbers = itertools.count()
+        self._outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._started = False
+        self._engine = self.load_engine(Path(config["gpt_model_path"]))
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self._metrics = EngineMetrics(pb.MetricFamily, labels)
+        self._threads = [
+            threading.Thread(target=work, name=f"conch-{work.__name__.strip('_')}", daemon=True)
+            for work in (self._send, self._watch)
+        ]
+
+    def execute(self, requests: list[Any]) -> None:
+        if not self._started:  # not before: Triton must not be asked anything while it still loads the model
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except ConchError as error:
+                _refuse(sender, tagged(error))
+
+    def finalize(self) -> None:
+        self._closing.set()
+        self._engine.close()
+        self._outputs.put(None)
+        if self._started:
+            for thread in self._threads:
+                thread.join(timeout=5)
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        inputs = arrays(request)
+        caller_id = request.request_id()
+        if is_stop(inputs):
+            self._stop(caller_id, sender)
+            return
+        call = decode_call(inputs, request_id=f"{caller_id}#{next(self._numbers)}", exclude_input=self._exclude_input)
+        wanted = frozenset(request.requested_output_names())
+        flight = _Flight(caller_id, Answer(call), sender, wanted)
+        self._flights[call.request.id] = flight
+        try:
+            self._engine.submit(call.request, self._outputs.put)
+        except ConchError:
+            del self._flights[call.request.id]
+            raise
+
+    def _stop(self, caller_id: str, sender: Any) -> None:
+        """End the requests of that id. With none it only shows that the engine is alive."""
+        if not (self._engine.healthy() and all(thread.is_alive() for thread in self._threads)):
+            _refuse(sender, "[UnavailableError] the engine has stopped making progress")
+            return
+        for engine_id, flight in list(self._flights.items()):
+            if caller_id and flight.caller_id == caller_id:
+                self._engine.cancel(engine_id)
+        tensors = {
+            "output_ids": np.empty((1, 1, 0), np.int32),
+            "sequence_length": np.zeros((1, 1), np.int32),
+            "conch_finish_reason": np.array([[""]], np.object_),
+        }
+        _respond(sender, Response(tensors, final=True), frozenset(tensors))
+
+    def _send(self) -> None:
+        while (output := self._outputs.get()) is not None:
+            self._deliver(output)
+
+    def _deliver(self, output: Output) -> None:
+        flight = self._flights[output.request_id]
+        response = flight.answer.add(output)
+        if response is None:
+            return
+        if response.final:
+            del self._flights[output.request_id]
+        try:
+            _respond(flight.sender, response, flight.wanted)
+        except pb.TritonModelException as error:  # one caller's trouble must not silence the others
+            pb.Logger.log_error(f"request {output.request_id}: {error}")
+            self._engine.cancel(output.request_id)
+
+    def _watch(self) -> None:
+        next_update = 0.0
+        while not self._closing.wait(self._cancel_period):
+            for engine_id, flight in list(self._flights.items()):
+                if flight.sender.is_cancelled():
+                    self._engine.cancel(engine_id)
+            if time.monotonic() >= next_update:
+                self._metrics.update(self._engine.stats())
+                next_update = time.monotonic() + self._stats_period
+
+
+def _respond(sender: Any, response: Response, wanted: frozenset[str]) -> None:
+    if response.error is not None:
+        _refuse(sender, f"[ServiceError] {response.error}")
+        return
+    tensors = [pb.Tensor(name, array) for name, array in response.tensors.items() if name in wanted]
+    flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if response.final else 0
+    sender.send(pb.InferenceResponse(tensors), flags=flags)
+
+
+def _refuse(sender: Any, message: str) -> None:
+    response = pb.InferenceResponse(output_tensors=[], error=pb.TritonError(message))
+    sender.send(response, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,106 @@
+"""The engine's outputs as the tensors of responses: one a step when streaming, one in all when not.
+
+Works with plain arrays; which of them are sent is the caller's choice. Each has a batch dimension of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conch.backend.tensors import Call
+from conch.engine.request import Output, Usage
+from conch.text import WINDOW
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Response:
+    """The tensors of one response; `error` replaces them."""
+
+    tensors: Tensors
+    final: bool
+    error: str | None = None
+
+
+@dataclass
+class Answer:
+    """The growing answer to one call."""
+
+    call: Call
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    _sent: int = 0
+
+    def add(self, output: Output) -> Response | None:
+        """The response that an output calls for, if any."""
+        self.ids += output.tokens
+        self.log_probs += output.log_probs or ()
+        self.top += output.top or ()
+        final = output.finish_reason is not None
+        if output.finish_reason == "error":
+            return Response({}, final=True, error=output.error)
+        if not (final or self.call.streaming):
+            return None
+        response = Response(self._tensors(output), final)
+        self._sent = len(self.ids)
+        return response
+
+    def _tensors(self, output: Output) -> dict[str, NDArray[Any]]:
+        new = self.ids[self._sent :]
+        shown = new if self.call.streaming or self.call.exclude_input else [*self.call.request.prompt, *new]
+        tensors: dict[str, NDArray[Any]] = {
+            "output_ids": _row(shown, np.int32, beams=True),
+            "sequence_length": _row([len(shown)], np.int32),
+            "batch_index": _row([0], np.int32),
+            "sequence_index": _row([0], np.int32),
+            "conch_finish_reason": np.array([[output.finish_reason or ""]], np.object_),
+            "conch_previous_ids": _row(self.ids[max(0, self._sent - WINDOW) : self._sent], np.int32),
+        }
+        if self.call.log_probs:
+            tensors["cum_log_probs"] = _row([sum(self.log_probs)], np.float32)
+            tensors["output_log_probs"] = _row(self.log_probs[self._sent :], np.float32, beams=True)
+        if self.call.request.sampling.top_log_probs:
+            tensors |= _top(self.top[self._sent :], self.call.request.sampling.top_log_probs)
+        if self.call.num_input_tokens:
+            tensors["num_input_tokens"] = _row([len(self.call.request.prompt)], np.int32)
+        if self.call.num_output_tokens:
+            tensors["num_output_tokens"] = _row([len(self.ids)], np.int32)
+        if output.usage:
+            tensors["conch_cached_tokens"] = _row([output.usage.cached_tokens], np.int32)
+            if self.call.perf_metrics:
+                tensors |= _performance(output.usage)
+        return tensors
+
+
+def _performance(usage: Usage) -> dict[str, NDArray[Any]]:
+    return {
+        "kv_cache_alloc_new_blocks": _row([usage.new_blocks], np.int32),
+        "kv_cache_reused_blocks": _row([usage.reused_blocks], np.int32),
+        "kv_cache_alloc_total_blocks": _row([usage.new_blocks + usage.reused_blocks], np.int32),
+        "arrival_time_ns": _row([usage.arrival_ns], np.int64),
+        "first_scheduled_time_ns": _row([usage.first_scheduled_ns], np.int64),
+        "first_token_time_ns": _row([usage.first_token_ns], np.int64),
+        "last_token_time_ns": _row([usage.last_token_ns], np.int64),
+    }
+
+
+def _top(top: list[tuple[tuple[int, float], ...]], count: int) -> dict[str, NDArray[Any]]:
+    """[1, tokens, count], most likely first; where the vocabulary ran out, id -1."""
+    ids = np.full((1, len(top), count), -1, np.int32)
+    values = np.full((1, len(top), count), -np.inf, np.float32)
+    for row, candidates in enumerate(top):
+        for column, (token, log_prob) in enumerate(candidates[:count]):
+            ids[0, row, column], values[0, row, column] = token, log_prob
+    return {"conch_top_ids": ids, "conch_top_log_probs": values}
+
+
+def _row(values: list[Any], dtype: type[np.generic], *, beams: bool = False) -> NDArray[Any]:
+    """[1, n], or [1, 1, n] where upstream has a dimension of beams."""
+    return np.array(values, dtype).reshape((1, 1, -1) if beams else (1, -1))

@@ -1,0 +1,61 @@
+"""What many tests share: the sample model, built once into `.conch/store`, and a Triton that serves it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conch.triton import TritonServer
+    from conch_build.pipeline import BuildResult
+
+ROOT = Path(__file__).parents[1]
+SAMPLE_PLAN = """
+name: smollm2
+model: {checkpoint: sample}
+quantization: {format: int8}
+engine:
+  max_batch_size: 64
+  max_seq_len: 2048
+  kv_cache: {size: 256MiB}
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home() -> None:
+    """Conch's home is the repository's, wherever the tests are started from."""
+    os.environ.setdefault("CONCH_HOME", str(ROOT / ".conch"))
+
+
+@pytest.fixture(scope="session")
+def sample_build(home: None) -> BuildResult:
+    """The sample model, quantized to int8, compiled and packed; a rerun finds it in the store."""
+    from conch_build.pipeline import build
+    from conch_build.plan import parse_plan
+    from conch_build.store import Store
+
+    return build(parse_plan(SAMPLE_PLAN), Store(), say=lambda text: print(text, file=sys.stderr))
+
+
+@pytest.fixture(scope="session")
+def stack_triton(sample_build: BuildResult, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A running Triton over the sample model, on free ports."""
+    from conch.triton import TritonServer
+
+    folder = tmp_path_factory.mktemp("triton")
+    server = TritonServer(
+        sample_build.repository.path,
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        log_path=folder / "triton.log",
+        run_folder=folder / "run",
+    )
+    server.start()
+    yield server
+    server.stop(2)
