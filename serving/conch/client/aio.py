@@ -1,0 +1,143 @@
+"""The asynchronous client. Leaving a stream, or cancelling the task that reads it, cancels the request."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2 as pb
+
+from conch.client import wire
+from conch.client.errors import from_rpc
+from conch.client.generation import Delta, Result, Sampling, joined
+
+
+class AsyncStream:
+    """An answer as it is made: `async for delta in stream`. The last delta has a finish reason.
+
+    A class and not an async generator: half the cost a token, and dropping it cancels at once.
+    """
+
+    __slots__ = ("_call", "_reader", "_url")
+
+    def __init__(self, call: Any, url: str) -> None:
+        self._call = call
+        self._reader = wire.Reader()
+        self._url = url
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._reader.finished:
+            self.cancel()
+            raise StopAsyncIteration
+        try:
+            message = await self._call.read()
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._url) from None
+        if message is grpc.aio.EOF:
+            self._reader.end()
+            raise StopAsyncIteration
+        try:
+            return self._reader.read(message)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Stop the request in the engine; does nothing after the end."""
+        self._call.cancel()
+
+    async def aclose(self) -> None:
+        self.cancel()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self._call.cancel()
+
+
+class AsyncClient:
+    """A connection to Triton's gRPC port, `host:port`, in one event loop; `close` it or use `async with`."""
+
+    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+        self.url = url
+        self.timeout = timeout
+        self._channel = grpc.aio.insecure_channel(url, options=wire.CHANNEL_OPTIONS)
+        self._infer = self._channel.stream_stream(
+            wire.STREAM_METHOD,
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        request_id: str | None = None,
+        **sampling: Any,
+    ) -> Result:
+        """The whole answer. `sampling` holds fields of `Sampling`; `timeout` is in seconds.
+
+        Raises RequestError for what the model refuses, and ServiceError or one of its kinds.
+        """
+        options = Sampling(**sampling)
+        stream = self.open(prompt, options, timeout=timeout, request_id=request_id, streaming=False)
+        async with stream:
+            return joined([delta async for delta in stream])
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        request_id: str | None = None,
+        **sampling: Any,
+    ) -> AsyncStream:
+        """The answer as it is made. Raises, while it is read, what `generate` raises."""
+        return self.open(prompt, Sampling(**sampling), timeout=timeout, request_id=request_id)
+
+    def open(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        *,
+        timeout: float | None = None,
+        request_id: str | None = None,
+        streaming: bool = True,
+    ) -> AsyncStream:
+        """`stream` with a ready `Sampling`. Not `streaming`: one delta holds the whole answer."""
+        request = wire.build_request(prompt, sampling, request_id=request_id or uuid.uuid4().hex, streaming=streaming)
+        return AsyncStream(self._infer(iter((request,)), timeout=timeout or self.timeout), self.url)
+
+    async def probe(self, *, timeout: float = 2.0) -> None:
+        """Ask the engine for a sign of life; raises ServiceError, or one of its kinds, without one."""
+        call = self._infer(iter((wire.build_probe(uuid.uuid4().hex),)), timeout=timeout)
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                wire.check(message)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.url) from None
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

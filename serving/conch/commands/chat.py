@@ -1,0 +1,152 @@
+"""`conch chat`: talk to a model through the gateway, once or in a conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from conch_build.console import Console, with_console
+from conch_build.errors import (
+    ConchError,
+    InputError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+    ServiceError,
+    SetupError,
+    UnavailableError,
+)
+
+_ERRORS: dict[int, type[ConchError]] = {
+    404: NotFoundError,
+    429: OverloadedError,
+    503: UnavailableError,
+}
+
+
+@click.command()
+@click.option("-m", "--message", help="Ask this once, print the answer and leave.")
+@click.option("--system", help="Instructions that come before the conversation.")
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Default: what fits into the context.")
+@click.option("--temperature", type=float)
+@with_console
+def chat(
+    console: Console,
+    message: str | None,
+    system: str | None,
+    url: str,
+    max_tokens: int | None,
+    temperature: float | None,
+) -> None:
+    """Talk to the model behind the gateway. Ctrl-C stops an answer, Ctrl-D leaves."""
+    if console.as_json and message is None:
+        raise InputError("--json needs a message", fix="Give it with -m.")
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    if message is not None:
+        messages.append({"role": "user", "content": message})
+        answer = _Answer(url, messages, options)
+        text = _collected(answer, show=not console.as_json)
+        if console.as_json:
+            console.result({"text": text, "finish_reason": answer.finish_reason, "usage": answer.usage})
+        return
+    _converse(console, url, messages, options)
+
+
+def _converse(console: Console, url: str, messages: list[dict[str, str]], options: dict[str, Any]) -> None:
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            click.echo()
+            return
+        if not line:
+            continue
+        turns = [*messages, {"role": "user", "content": line}]
+        try:
+            text = _collected(_Answer(url, turns, options), show=True)
+        except KeyboardInterrupt:
+            click.echo()
+            continue
+        except ConchError as error:
+            # The conversation so far is worth keeping: only this turn is lost.
+            console.failure(error)
+            continue
+        messages[:] = [*turns, {"role": "assistant", "content": text}]
+
+
+def _collected(answer: _Answer, *, show: bool) -> str:
+    parts = []
+    for part in answer:
+        parts.append(part)
+        if show:
+            click.echo(part, nl=False)
+    if show:
+        click.echo()
+    return "".join(parts)
+
+
+class _Answer:
+    """One streamed answer: iterate over its text; afterwards its finish reason and usage are known."""
+
+    def __init__(self, url: str, messages: list[dict[str, str]], options: dict[str, Any]) -> None:
+        self.finish_reason: str | None = None
+        self.usage: dict[str, Any] | None = None
+        self._url = url.rstrip("/")
+        self._body = {
+            **options,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            import httpx
+        except ImportError:
+            raise SetupError("httpx is missing", fix="Run `pip install conch[gateway]`.") from None
+        timeout = httpx.Timeout(None, connect=5)
+        try:
+            with httpx.stream(
+                "POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=timeout, trust_env=False
+            ) as response:
+                if response.status_code != 200:
+                    raise self._error(response.status_code, response.read())
+                yield from self._texts(response.iter_lines())
+        except httpx.ConnectError:
+            fix = "Is the gateway running? `conch serve` starts it."
+            raise UnavailableError("no connection", where=self._url, fix=fix) from None
+        except httpx.HTTPError as error:
+            raise ServiceError(f"the connection broke: {error}", where=self._url) from None
+
+    def _texts(self, lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            data = line.removeprefix("data: ")
+            if data == line:
+                continue
+            if data == "[DONE]":
+                return
+            event = json.loads(data)
+            if "error" in event:
+                raise ServiceError(event["error"]["message"], where=self._url)
+            self.usage = event.get("usage") or self.usage
+            for choice in event["choices"]:
+                self.finish_reason = choice["finish_reason"] or self.finish_reason
+                if text := choice["delta"].get("content"):
+                    yield text
+        raise ServiceError("the stream ended before its end", where=self._url)
+
+    def _error(self, status: int, body: bytes) -> ConchError:
+        try:
+            error = json.loads(body)["error"]
+            message = str(error["message"])
+        except (ValueError, KeyError, TypeError):
+            return ServiceError(f"HTTP status {status}, and no explanation", where=self._url)
+        kind = _ERRORS.get(status, RequestError if status < 500 else ServiceError)
+        if issubclass(kind, RequestError):
+            return kind(message, param=error.get("param"), code=error.get("code"))
+        return kind(message, where=self._url)

@@ -1,0 +1,40 @@
+"""`python -m conch.gateway ENGINE --grpc-url HOST:PORT`: a gateway for a Triton that runs somewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from conch_build.console import Console, with_console
+
+
+@click.command()
+@click.argument("engine", type=click.Path(path_type=Path))
+@click.option("--grpc-url", required=True, help="Triton's gRPC port, host:port.")
+@click.option("--metrics-url", help="Triton's metrics, http://host:port/metrics.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--drain-seconds", default=30.0, show_default=True, help="Time for running answers after SIGTERM.")
+@with_console
+def main(
+    console: Console,
+    engine: Path,
+    grpc_url: str,
+    metrics_url: str | None,
+    host: str,
+    port: int,
+    drain_seconds: float,
+) -> None:
+    """Serve the engine artifact ENGINE over OpenAI's REST API."""
+    from conch.gateway.server import run
+    from conch.gateway.settings import GatewaySettings
+
+    settings = GatewaySettings.for_engine(
+        engine, grpc_url=grpc_url, metrics_url=metrics_url, host=host, port=port, drain_seconds=drain_seconds
+    )
+    run(settings, on_ready=lambda url: console.result({"url": url}, f"listening on {url}"))
+
+
+if __name__ == "__main__":
+    main()

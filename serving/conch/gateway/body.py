@@ -1,0 +1,90 @@
+"""From the bytes of a request to a validated model, with the errors that OpenAI's clients expect.
+
+null means absent at every level where a field may be left out; NaN and Infinity are no JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from conch.gateway.errors import MediaTypeError
+from conch_build.errors import RequestError, UnsupportedError
+
+_OUT_OF_BOUNDS = {"greater_than", "greater_than_equal", "less_than_equal"}
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[Body], undone: Mapping[str, tuple[Any, ...]]) -> Body:
+    """The request's JSON body as `model`. Raises RequestError for whatever is wrong with it.
+
+    `undone`: parameters that the API has and this server has not, with the values that ask for nothing.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise MediaTypeError(f"content-type is {media_type or 'missing'}; it must be application/json")
+    return parse_body(await request.body(), model, undone)
+
+
+def parse_body(raw: bytes, model: type[Body], undone: Mapping[str, tuple[Any, ...]]) -> Body:
+    """`read_body` without the request around it."""
+    try:
+        data = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise RequestError(f"The body is not valid JSON: {reason}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise RequestError("The body must be a JSON object", code="invalid_json")
+    given = {name: value for name, value in data.items() if value is not None}
+    for name, value in given.items():
+        if name in undone and value not in undone[name]:
+            raise UnsupportedError(
+                f"Unsupported parameter: '{name}'{_only(undone[name])}",
+                param=name,
+                code="unsupported_parameter",
+            )
+    try:
+        return model.model_validate({name: value for name, value in given.items() if name not in undone})
+    except ValidationError as error:
+        raise _described(error, model) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _only(values: tuple[Any, ...]) -> str:
+    return f" (only {' or '.join(json.dumps(value) for value in values)} is possible)" if values else ""
+
+
+def _described(error: ValidationError, model: type[BaseModel]) -> RequestError:
+    """The first problem, as one sentence that names the parameter."""
+    problem = error.errors(include_url=False)[0]
+    location = problem["loc"]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        return RequestError(f"Unknown parameter: '{param}'", param=param, code="unknown_parameter")
+    if kind == "missing":
+        return RequestError(f"Missing required parameter: '{param}'", param=param, code="missing_required_parameter")
+    wanted = "must not be empty" if kind == "too_short" else ""
+    if len(location) == 1 and kind in _OUT_OF_BOUNDS:
+        wanted = _range(model, str(location[0]))
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be")
+    shown = repr(problem["input"])
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    text = f"Invalid value for '{param}': {wanted or message} (given: {shown})"
+    return RequestError(text, param=param, code="invalid_value")
+
+
+def _range(model: type[BaseModel], name: str) -> str:
+    """`must be at least 0 and at most 2`, for a field with bounds."""
+    words = (("ge", "at least"), ("gt", "greater than"), ("le", "at most"))
+    metadata = model.model_fields[name].metadata
+    bounds = [f"{text} {getattr(item, key)}" for key, text in words for item in metadata if hasattr(item, key)]
+    return f"must be {' and '.join(bounds)}" if bounds else ""

@@ -1,0 +1,66 @@
+"""What the gateway needs to know, gathered once at start. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conch_build.manifest import EngineManifest
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Ceilings that are checked before any work is fanned out."""
+
+    body_bytes: int = 8 << 20
+    messages: int = 2048
+    prompts: int = 64
+    """Prompts of one completions request."""
+    stops: int = 16
+    stop_chars: int = 512
+    stop_token_ids: int = 64
+    bias_entries: int = 1024
+    inline_chars: int = 8192
+    """Longer texts are tokenized in a thread, so that the event loop keeps its pace."""
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """One gateway in front of one engine.
+
+    `tokenizer` is the artifact's; `end_ids`, `vocab_size`, `max_seq_len` and `top_candidates`
+    are the engine manifest's.
+    """
+
+    model_name: str
+    grpc_url: str
+    """Triton's gRPC port, `host:port`."""
+    tokenizer: Path
+    max_seq_len: int
+    vocab_size: int
+    end_ids: tuple[int, ...]
+    top_candidates: int
+    """The largest number of log probabilities that the engine gives for a token."""
+    metrics_url: str | None = None
+    """Triton's metrics, `http://host:port/metrics`; without it the engine's gauges are left out."""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0 takes a free one."""
+    drain_seconds: float = 30.0
+    """How long running answers may take to finish after SIGTERM."""
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def for_engine(cls, artifact: Path, **settings: Any) -> GatewaySettings:
+        """Settings for an engine artifact (`engine.json`, `tokenizer/`). Raises StoreError."""
+        engine = EngineManifest.load(artifact)
+        known = {
+            "model_name": engine.name,
+            "tokenizer": artifact / "tokenizer",
+            "max_seq_len": engine.max_seq_len,
+            "vocab_size": engine.vocab_size,
+            "end_ids": tuple(engine.end_ids),
+            "top_candidates": engine.top_candidates,
+        }
+        return cls(**{**known, **settings})

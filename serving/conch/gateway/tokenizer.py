@@ -1,0 +1,71 @@
+"""Text to tokens and back, with the artifact's own tokenizer. Knows nothing of requests.
+
+Loaded through transformers, which reads every kind of tokenizer folder; encoding calls the Rust tokenizer
+inside it, which lets other threads run.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from conch.text import IdDecoder
+from conch_build.errors import SetupError
+
+
+class Tokenizer:
+    """`hf` is the tokenizer of transformers, `decoder` the exact way back to text."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hf = _load(folder)
+        self.decoder = IdDecoder(self.hf)
+        self._rust = self.hf.backend_tokenizer
+        self._added = {token: entry.content for token, entry in self._rust.get_added_tokens_decoder().items()}
+        self._is_byte_level = "ByteLevel" in repr(self._rust.decoder)
+        self.token_bytes = lru_cache(maxsize=None)(self._token_bytes)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Ids of a text; `special` adds what the tokenizer itself puts around a text (a start token, say)."""
+        ids: list[int] = self._rust.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def _token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for; they need not be whole characters."""
+        if token in self._added:
+            return str(self._added[token]).encode()
+        piece = self._rust.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._is_byte_level:
+            table = _byte_level_table()
+            return bytes(table[character] for character in piece)
+        if len(piece) == 6 and piece.startswith("<0x"):
+            return bytes([int(piece[3:5], 16)])
+        return str(piece).replace("▁", " ").encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_level_table() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable bytes stand for themselves, others are moved up."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(moved)}
+
+
+def _load(folder: Path) -> Any:
+    if not folder.is_dir():
+        raise SetupError("no tokenizer folder", where=str(folder), fix="Run `conch build` again.")
+    # transformers would import torch (seconds, hundreds of megabytes) if it were allowed to find it.
+    os.environ.setdefault("USE_TORCH", "0")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise SetupError(f"the tokenizer does not load: {error}", where=str(folder)) from None
+    if not tokenizer.is_fast:
+        raise SetupError("the tokenizer has no tokenizer.json", where=str(folder), fix="Convert it to a fast one.")
+    return tokenizer

@@ -1,0 +1,183 @@
+"""The only door to the engine: one prompt in, pieces of an answer out. Knows nothing of OpenAI's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from conch.client import AsyncClient, AsyncStream, Sampling
+from conch.gateway.logprobs import TokenLogProb, entries
+from conch.gateway.metrics import Metrics, Watch
+from conch.gateway.stops import StopMatcher
+from conch.gateway.tokenizer import Tokenizer
+from conch.text import Detokenizer
+from conch_build.errors import CancelledError, ConchError, NotFoundError, UnavailableError
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Piece:
+    """Text that is certain, with the log probabilities of the tokens since the last piece."""
+
+    text: str
+    log_probs: list[TokenLogProb]
+    finish_reason: str | None
+
+
+class Answer:
+    """One answer in the making: `async with answer: async for piece in answer`. Leaving cancels.
+
+    `prompt_tokens`, `completion_tokens` and `cached_tokens` are right once the last piece has come.
+    """
+
+    def __init__(
+        self,
+        stream: AsyncStream,
+        detokenizer: Detokenizer,
+        *,
+        prompt_tokens: int,
+        stops: Sequence[str],
+        min_tokens: int,
+        watch: Watch,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reason: str | None = None
+        self._stream = stream
+        self._detokenizer = detokenizer
+        self._stops = StopMatcher(stops) if stops else None
+        self._min_tokens = min_tokens
+        self._watch = watch
+        self._log_probs: list[TokenLogProb] = []
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if self.finish_reason is not None:
+            raise StopAsyncIteration
+        text = ""
+        while not text and self.finish_reason is None:
+            try:
+                delta = await self._stream.__anext__()
+            except NotFoundError:
+                raise _not_loaded() from None
+            self.completion_tokens += len(delta.tokens)
+            if delta.tokens:
+                self._watch.tokens(len(delta.tokens))
+            if delta.log_probs is not None:
+                self._log_probs += entries(delta)
+            text = self._shown(self._detokenizer.push(delta.tokens))
+            if delta.finish_reason is not None:
+                self.cached_tokens = delta.cached_tokens
+                if self.finish_reason is None:
+                    text += self._rest()
+                    # The rest may complete a stop string, which has then set the reason.
+                    self.finish_reason = self.finish_reason or delta.finish_reason
+        log_probs, self._log_probs = self._log_probs, []
+        return Piece(text, log_probs, self.finish_reason)
+
+    def _shown(self, text: str) -> str:
+        """What of new text may be sent; a complete stop string ends the answer."""
+        if self._stops is None or self.completion_tokens <= self._min_tokens:
+            return text
+        text = self._stops.push(text)
+        if self._stops.matched is not None:
+            self.finish_reason = "stop"
+        return text
+
+    def _rest(self) -> str:
+        """All that was held back, now that the engine has ended the answer."""
+        text = self._shown(self._detokenizer.flush())
+        return text + self._stops.flush() if self._stops is not None else text
+
+    async def __aenter__(self) -> Answer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.cancel()
+        failed = isinstance(error, ConchError) and not isinstance(error, CancelledError)
+        self._watch.end(self.finish_reason or ("error" if failed else "abort"))
+
+
+class Upstream:
+    """The engine behind Triton."""
+
+    def __init__(self, grpc_url: str, tokenizer: Tokenizer, metrics: Metrics) -> None:
+        self._client = AsyncClient(grpc_url)
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+
+    def answer(self, prompt: Sequence[int], sampling: Sampling, *, stops: Sequence[str], streaming: bool) -> Answer:
+        """Start one answer. A caller that wants it whole, and no stop string, gets it in one message."""
+        stream = self._client.open(prompt, sampling, streaming=streaming or bool(stops))
+        return Answer(
+            stream,
+            Detokenizer(self._tokenizer.decoder),
+            prompt_tokens=len(prompt),
+            stops=stops,
+            min_tokens=sampling.min_tokens or 0,
+            watch=self._metrics.watch(len(prompt), streaming=streaming),
+        )
+
+    async def probe(self) -> None:
+        """A sign of life from the engine. Raises ServiceError, or one of its kinds, without one."""
+        try:
+            await self._client.probe()
+        except NotFoundError:
+            raise _not_loaded() from None
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _not_loaded() -> UnavailableError:
+    """The caller's model exists; that Triton has none behind it is not the caller's mistake."""
+    return UnavailableError("Triton has not loaded the model")
+
+
+async def merged(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Piece]]:
+    """The pieces of several answers as they come, with the index of each; an error in one ends them all."""
+    if len(answers) == 1:
+        async with answers[0] as answer:
+            async for piece in answer:
+                yield 0, piece
+        return
+    pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue(maxsize=len(answers))
+
+    async def forward(index: int, answer: Answer) -> None:
+        async with answer:
+            async for piece in answer:
+                await pieces.put((index, piece))
+
+    work = asyncio.ensure_future(all_of([forward(index, answer) for index, answer in enumerate(answers)]))
+    try:
+        while not (work.done() and pieces.empty()):
+            waiting = asyncio.ensure_future(pieces.get())
+            await asyncio.wait((waiting, work), return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                yield waiting.result()
+            else:
+                waiting.cancel()
+        work.result()
+    finally:
+        work.cancel()
+        await asyncio.wait((work,))
+
+
+async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run concurrently; the first failure ends the others before it is raised."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
