@@ -1,0 +1,83 @@
+"""One streamed chat completion over a plain socket, timed.
+
+A general HTTP client costs more time a token than the gateway does, and would measure itself. Knows just enough
+of HTTP/1.1 for this: one request a connection, a chunked answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from conch.bench.figures import Timing
+from conch_build.errors import InputError, ServiceError, UnavailableError
+
+
+async def timed_chat(url: str, body: Mapping[str, Any]) -> Timing:
+    """Send `body` to `/v1/chat/completions` and time its tokens. Raises ServiceError or UnavailableError."""
+    payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    host, port = _address(url)
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    )
+    started = time.perf_counter()
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        raise UnavailableError(
+            f"no connection: {error.strerror or error}", where=url, fix="`conch serve` starts a gateway."
+        ) from None
+    try:
+        writer.write(head.encode() + payload)
+        status = (await reader.readline()).split(b" ", 2)
+        if len(status) < 2 or status[1] != b"200":
+            raise ServiceError(await _complaint(reader, status), where=url)
+        await reader.readuntil(b"\r\n\r\n")
+        return await _timed_events(reader, started, url)
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise ServiceError(f"the connection broke: {error}", where=url) from None
+    finally:
+        writer.close()
+
+
+async def _timed_events(reader: asyncio.StreamReader, started: float, url: str) -> Timing:
+    first = last = 0.0
+    tail = b""
+    while data := await reader.read(65536):
+        # The chunk that opens the answer has no text; what counts is text, the end and the usage.
+        if b'"content":"' in data and b'"content":""' not in data:
+            last = time.perf_counter() - started
+            first = first or last
+        tail = (tail + data)[-4096:]
+        if b"data: [DONE]" in tail:
+            break
+    usage = _usage(tail)
+    if usage is None:
+        raise ServiceError("the stream ended without its usage", where=url)
+    return Timing(first or last, last, usage["completion_tokens"], usage["prompt_tokens"])
+
+
+def _usage(tail: bytes) -> dict[str, int] | None:
+    for line in reversed(tail.split(b"\n")):
+        if line.startswith(b"data: {") and b'"usage":{' in line:
+            usage: dict[str, int] = json.loads(line[6:])["usage"]
+            return usage
+    return None
+
+
+async def _complaint(reader: asyncio.StreamReader, status: list[bytes]) -> str:
+    text = (await reader.read(65536)).decode("utf-8", "replace")
+    code = status[1].decode("ascii", "replace") if len(status) > 1 else "no"
+    return f"status {code}: {text.partition(chr(13) + chr(10) * 1)[2][-300:] or text[-300:]}"
+
+
+def _address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise InputError("is not an http:// address", where=url)
+    return parts.hostname, parts.port or 80

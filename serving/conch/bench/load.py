@@ -1,0 +1,63 @@
+"""A closed loop: so many requests at once, each followed by the next, and the figures of every round."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from conch.bench.figures import Figures, Timing, summarize
+from conch.bench.http import timed_chat
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What each request asks. Prompts differ from each other, so that none is served from another's blocks."""
+
+    model: str
+    max_tokens: int = 128
+
+    def body(self, number: int) -> dict[str, object]:
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": f"Write a story about number {number} and a dragon."}],
+            "max_tokens": self.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+
+
+async def run_round(url: str, workload: Workload, concurrency: int, requests: int, first: int = 0) -> Figures:
+    """`requests` requests with `concurrency` of them at any time; `first` numbers the first prompt."""
+    numbers = iter(range(first, first + requests))
+    timings: list[Timing] = []
+
+    async def worker() -> None:
+        for number in numbers:
+            timings.append(await timed_chat(url, workload.body(number)))
+
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    return summarize(concurrency, time.perf_counter() - started, timings)
+
+
+async def sweep(
+    url: str,
+    workload: Workload,
+    concurrencies: Sequence[int],
+    *,
+    rounds: int = 2,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Figures]:
+    """One row for each concurrency: the best of `rounds`, after one request to warm up."""
+    await run_round(url, workload, 1, 1, first=1_000_000)
+    rows, number = [], 0
+    for concurrency in concurrencies:
+        found = []
+        for attempt in range(rounds):
+            say(f"concurrency {concurrency}, round {attempt + 1} of {rounds}")
+            found.append(await run_round(url, workload, concurrency, concurrency, first=number))
+            number += concurrency
+        rows.append(max(found, key=lambda figures: figures.tokens_per_second))
+    return rows

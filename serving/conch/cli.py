@@ -1,0 +1,27 @@
+"""The `conch` command: building and serving under one name. Commands are imported only when they run.
+
+Exit codes: 0 done, 1 a fault in Conch, 2 wrong input, 3 a build failed, 4 the machine lacks something,
+5 a server failed, 6 it did not answer in time, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from conch_build.cli import LAZY_COMMANDS
+from conch_build.console import LazyGroup
+
+main = LazyGroup(
+    "conch",
+    lazy={
+        **LAZY_COMMANDS,
+        "serve": ("conch.commands.serve:serve", "Start Triton and the gateway for a plan."),
+        "chat": ("conch.commands.chat:chat", "Talk to a running gateway."),
+        "generate": ("conch.commands.generate:generate", "Send one prompt to a running Triton."),
+        "bench": ("conch.commands.bench:bench", "Measure a running gateway: tok/s, TTFT, ITL."),
+        "doctor": ("conch.commands.doctor:doctor", "Say what this machine lacks."),
+    },
+    help="Build LLM checkpoints into engines and serve them through Triton.",
+    epilog="Exit codes: 2 wrong input, 3 build failed, 4 machine lacks something, 5 server failed, 6 timed out.",
+)
+
+if __name__ == "__main__":
+    main()
