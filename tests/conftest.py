@@ -13,6 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from conch.triton import TritonServer
     from conch_build.pipeline import BuildResult
+    from tests.contract.conftest import Gateway
 
 ROOT = Path(__file__).parents[1]
 SAMPLE_PLAN = """
@@ -59,3 +60,12 @@ def stack_triton(sample_build: BuildResult, tmp_path_factory: pytest.TempPathFac
     server.start()
     yield server
     server.stop(2)
+
+
+@pytest.fixture(scope="session")
+def gateway(stack_triton: TritonServer, sample_build: BuildResult) -> Iterator[Gateway]:
+    """A running gateway in front of that Triton."""
+    from tests.contract.conftest import running_gateway
+
+    with running_gateway(stack_triton, sample_build) as gateway:
+        yield gateway

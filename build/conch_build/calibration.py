@@ -16,6 +16,7 @@ from conch_build.plan import Calibration
 
 BUILTIN_TEXTS = Path(__file__).with_name("calibration_texts.txt")
 GENERATION_BATCH = 16
+RECORD_FIX = 'Each line must be {"text": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}.'
 _SEPARATOR = "\n%%\n"
 
 
@@ -58,7 +59,7 @@ def _texts(data: str, tokenizer: Any) -> Iterator[str]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"cannot be read: {reason}", where=data, fix="Correct the path or the file.") from None
     if path.suffix == ".jsonl":
-        for number, line in enumerate(content.splitlines(), 1):
+        for number, line in enumerate(content.split("\n"), 1):  # JSON may hold other line separators as they are
             if line.strip():
                 yield _record_text(line, f"{data}, line {number}", tokenizer)
     else:
@@ -67,21 +68,32 @@ def _texts(data: str, tokenizer: Any) -> Iterator[str]:
         yield from paragraphs if len(paragraphs) > 1 else content.splitlines()
 
 
-def _record_text(line: str, where: str, tokenizer: Any) -> str:
-    fix = 'Each line must be {"text": "..."} or {"messages": [{"role": "user", "content": "..."}, ...]}.'
+def parse_record(line: str) -> str | list[Any]:
+    """The text or the chat messages of one `.jsonl` line. Raises ValueError saying what is wrong with it."""
     try:
         record = json.loads(line)
     except (json.JSONDecodeError, RecursionError):
-        raise InputError("is not JSON", where=where, fix=fix) from None
-    if isinstance(record, dict) and isinstance(record.get("text"), str):
-        return str(record["text"])
-    messages = record.get("messages") if isinstance(record, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise InputError("has neither `text` nor `messages`", where=where, fix=fix)
+        raise ValueError("is not JSON") from None
+    fields = record if isinstance(record, dict) else {}
+    text, messages = fields.get("text"), fields.get("messages")
+    if isinstance(text, str):
+        return text
+    if isinstance(messages, list) and messages:
+        return messages
+    raise ValueError("has neither `text` nor `messages`")
+
+
+def _record_text(line: str, where: str, tokenizer: Any) -> str:
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        record = parse_record(line)
+    except ValueError as error:
+        raise InputError(str(error), where=where, fix=RECORD_FIX) from None
+    if isinstance(record, str):
+        return record
+    try:
+        return str(tokenizer.apply_chat_template(record, tokenize=False))
     except Exception as error:  # a template may raise anything it likes
-        raise InputError(f"the chat template refuses these messages: {error}", where=where, fix=fix) from None
+        raise InputError(f"the chat template refuses these messages: {error}", where=where, fix=RECORD_FIX) from None
 
 
 def _own_generations(count: int, max_length: int, tokenizer: Any, model: Any, seed: int) -> list[Any]:

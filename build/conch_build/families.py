@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 def expected_tensors(info: ModelInfo) -> dict[str, Shape]:
-    """Name -> shape of every weight that an unquantized checkpoint must hold (biases depend on the config).
+    """Name -> shape of every weight that an unquantized checkpoint must hold (biases that the config chooses aside).
 
     A weight that is absent would be filled with random numbers by the loader, which only warns.
     """
@@ -39,6 +39,10 @@ def expected_tensors(info: ModelInfo) -> dict[str, Shape]:
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
+    if info.architecture == "Qwen2ForCausalLM":
+        layer.update({f"self_attn.{part}_proj.bias": (size,) for part, size in zip("qkv", (queries, keys, keys))})
+    if info.architecture == "Qwen3ForCausalLM":
+        layer.update({f"self_attn.{part}_norm.weight": (info.head_dim,) for part in "qk"})
     tensors: dict[str, Shape] = {EMBEDDING: (info.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not info.tied_embeddings:
         tensors[HEAD] = (info.vocab_size, hidden)

@@ -105,6 +105,16 @@ def _supported(folder: Path, config: Mapping[str, Any], problems: list[Checkpoin
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if name in COMPILABLE:
+        activation = config.get("hidden_act", "silu")
+        if activation not in ("silu", "swish"):
+            problems.append(
+                CheckpointError(
+                    f"has `hidden_act` {activation!r}; only `silu`, which its family has, can be compiled",
+                    where=str(folder / "config.json"),
+                    fix="Choose another model, or correct the config if it is wrong.",
+                    rule="checkpoint.activation",
+                )
+            )
         return True
     problems.append(
         CheckpointError(

@@ -13,3 +13,10 @@ def memory_bytes() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.is_file() else "max"
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def has_bf16() -> bool:
+    """Whether the CPU has bf16 arithmetic that OpenVINO uses."""
+    import openvino as ov
+
+    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

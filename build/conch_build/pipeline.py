@@ -155,6 +155,7 @@ def _engine(
         {
             "quantized": quantized.key,
             "engine": plan.engine.model_dump(mode="json"),
+            "kv_cache": plan.quantization.kv_cache,
             "code": _sources(_HERE / "compile" / plan.engine.backend),
         },
         make,

@@ -52,6 +52,8 @@ class Quantization(_Part):
     format: QuantFormat = "none"
     group_size: Literal["auto"] | Count = "auto"
     """Weights that share a scale (int4_awq). `auto`: the largest of 128, 64, 32, 16 that fits each width."""
+    kv_cache: Literal["auto", "u8", "bf16", "f32", "fp8", "nvfp4"] = "auto"
+    """Type of the cached keys and values. `auto`: u8 on CPUs."""
     calibration: Calibration = Calibration()
 
 
@@ -60,8 +62,6 @@ class KvCache(_Part):
     tokens_per_block: Count = 32
     reuse: bool = True
     """Keep the blocks of finished prompts and share them with requests that start the same."""
-    dtype: Literal["auto", "u8", "bf16", "f32", "fp8"] = "auto"
-    """`auto`: u8 on CPUs, the checkpoint's on GPUs."""
 
 
 class Parallel(_Part):

@@ -10,6 +10,9 @@ KvDtype = Literal["u8", "bf16", "f32"]
 U8_SCALE_BYTES = 8
 """A u8 key or value row carries an f32 scale and an f32 zero point."""
 
+CPU_TOKENS_PER_BLOCK = 32
+"""Tokens of a KV block in OpenVINO's paged attention; its CPU kernel takes no other size."""
+
 GROUP_SIZES = (128, 64, 32, 16)
 """Weights that may share an int4 scale, the preferred first."""
 
@@ -18,7 +21,7 @@ BITS_PER_WEIGHT = {"none": 16.0, "int8": 8.0, "int8_sq": 8.0, "int4_awq": 4.0, "
 
 
 def cpu_kv_dtype(dtype: str) -> KvDtype:
-    """What a plan's `engine.kv_cache.dtype` means on a CPU: `auto`, and what a CPU lacks, is u8."""
+    """What a plan's `quantization.kv_cache` means on a CPU: `auto`, and what a CPU lacks, is u8."""
     return "bf16" if dtype == "bf16" else "f32" if dtype == "f32" else "u8"
 
 

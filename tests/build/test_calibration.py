@@ -66,10 +66,11 @@ def test_a_text_file_has_a_sample_a_paragraph_or_a_line(
 
 
 def test_a_jsonl_file_has_texts_or_messages(tokenizer: Any, model: Any, tmp_path: Path) -> None:
-    records = [{"text": "plain"}, {"messages": [{"role": "user", "content": "hi"}]}]
-    (tmp_path / "data.jsonl").write_text("\n\n".join(json.dumps(record) for record in records))
+    records = [{"text": "pl\u2028ain"}, {"messages": [{"role": "user", "content": "hi"}]}]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    (tmp_path / "data.jsonl").write_text("\n\n".join(lines))
     samples = calibration_samples(Calibration(data=str(tmp_path / "data.jsonl")), tokenizer, model)
-    assert texts(samples, tokenizer) == ["plain", "<|im_start|>user\nhi<|im_end|>\n"]
+    assert texts(samples, tokenizer) == ["pl\u2028ain", "<|im_start|>user\nhi<|im_end|>\n"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from conch_build.checkpoint import resolve
 from conch_build.plan import Model
 from tests.build.conftest import EditJson
 from tests.build.refusals import refusal
+from tests.build.tiny import write_tiny
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 230016\n"
 WEB_PAGE = b"<!DOCTYPE html><html><body>401 Unauthorized</body></html>"
@@ -118,6 +119,27 @@ def test_a_config_of_another_model_is_refused(checkpoint: Path, edit_json: EditJ
     error = refusal(checkpoint)
     assert error.rule == "checkpoint.tensor-shape"
     assert "gate_proj.weight` is [128, 64], not [256, 64]" in error.message
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor"),
+    [("qwen2", "model.layers.1.self_attn.v_proj.bias"), ("qwen3", "model.layers.0.self_attn.k_norm.weight")],
+)
+def test_a_tensor_that_only_its_family_has_must_be_there(tmp_path: Path, family: Any, tensor: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = write_tiny(tmp_path, family) / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors[tensor]
+    save_file(tensors, weights)
+    error = refusal(tmp_path)
+    assert error.rule == "checkpoint.missing-tensor" and tensor in error.message
+
+
+def test_another_activation_than_the_familys_is_refused(checkpoint: Path, edit_json: EditJson) -> None:
+    edit_json(checkpoint / "config.json", hidden_act="gelu")
+    error = refusal(checkpoint)
+    assert error.rule == "checkpoint.activation" and "gelu" in error.message
 
 
 @pytest.mark.parametrize("value", [..., "64", 0, -1, 6.5, True])

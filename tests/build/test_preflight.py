@@ -18,7 +18,7 @@ from conch_build.errors import CheckError
 from conch_build.machine import memory_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Model, Plan, parse_plan
-from conch_build.preflight import Violation, check, raise_for
+from conch_build.preflight import Violation, backend, check, raise_for
 from conch_build.preflight.registry import MODEL_RULES
 from conch_build.sizing import (
     blocks_for,
@@ -47,6 +47,12 @@ def found_for(info: ModelInfo, **parts: Any) -> dict[str, Violation]:
     return {violation.rule: violation for rule in MODEL_RULES for violation in rule(plan, info)}
 
 
+@pytest.fixture(autouse=True)
+def cpu_with_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules are tested, not the CPU below them."""
+    monkeypatch.setattr(backend, "has_bf16", lambda: True)
+
+
 @pytest.fixture(scope="module")
 def tiny_info(tiny_llama: Path) -> ModelInfo:
     return resolve(Model(checkpoint=str(tiny_llama))).info
@@ -63,7 +69,19 @@ BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("backend.lora", "engine.lora.adapters", {"engine": {"lora": {"adapters": {"french": "./french"}}}}),
     ("backend.parallel", "engine.parallel", {"engine": {"parallel": {"tensor": 2}}}),
     ("backend.parallel", "engine.parallel", {"engine": {"parallel": {"pipeline": 2}}}),
-    ("backend.kv-dtype", "engine.kv_cache.dtype", {"engine": {"kv_cache": {"dtype": "fp8"}}}),
+    ("backend.kv-dtype", "quantization.kv_cache", {"quantization": {"kv_cache": "fp8"}}),
+    (
+        "backend.kv-dtype",
+        "quantization.kv_cache",
+        {"engine": {"precision": "f32"}, "quantization": {"kv_cache": "bf16"}},
+    ),
+    (
+        "backend.kv-dtype",
+        "quantization.kv_cache",
+        {"engine": {"precision": "bf16"}, "quantization": {"kv_cache": "f32"}},
+    ),
+    ("backend.block-size", "engine.kv_cache.tokens_per_block", {"engine": {"kv_cache": {"tokens_per_block": 16}}}),
+    ("backend.block-size", "engine.kv_cache.tokens_per_block", {"engine": {"kv_cache": {"tokens_per_block": 64}}}),
     ("quant.nvfp4-needs-cuda", "quantization.format", {"quantization": {"format": "nvfp4"}}),
     ("quant.format-unavailable", "quantization.format", {"quantization": {"format": "w4a8_awq"}}),
     (
@@ -112,6 +130,11 @@ KEPT: list[dict[str, Any]] = [
     {"engine": {"max_seq_len": 512, "chunked_prefill": False, "max_num_tokens": 511}},
     {"engine": {"max_num_tokens": 64, "max_batch_size": 64}},
     {"engine": {"kv_cache": {"size": "98304B"}}},
+    {"engine": {"precision": "f32"}, "quantization": {"kv_cache": "f32"}},
+    {"engine": {"precision": "bf16"}, "quantization": {"kv_cache": "bf16"}},
+    {"engine": {"precision": "bf16"}, "quantization": {"kv_cache": "u8"}},
+    {"quantization": {"kv_cache": "bf16"}},
+    {"engine": {"kv_cache": {"tokens_per_block": 32}}, "quantization": {"kv_cache": "f32"}},
     {"engine": {"lora": {"max_rank": 8}, "speculation": {"method": "none"}}},
     {"serving": {"gateway": {"host": "::1"}}},
     {"serving": {"gateway": {"host": "localhost", "port": 0}, "triton": {"http_port": 0, "grpc_port": 0}}},
@@ -187,10 +210,20 @@ def test_a_checkpoint_that_is_quantized_already_is_refused(
     assert "awq" in violations["quant.already-quantized"].message
 
 
-def test_attention_windows_must_cover_the_sequence(tmp_path: Path) -> None:
-    mistral = write_tiny(tmp_path, "mistral", sliding_window=128)
-    assert "128" in found(mistral, engine={"max_seq_len": 129})["backend.sliding-window"].fix
-    assert found(mistral, engine={"max_seq_len": 128}) == {}
+def test_bf16_needs_a_cpu_that_has_it(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "has_bf16", lambda: False)
+    for key, plan in (
+        ("engine.precision", {"engine": {"precision": "bf16"}}),
+        ("quantization.kv_cache", {"quantization": {"kv_cache": "bf16"}}),
+    ):
+        violations = found(tiny_llama, **plan)
+        assert list(violations) == ["backend.bf16"]
+        assert violations["backend.bf16"].where == key and "f32" in violations["backend.bf16"].fix
+    assert found(tiny_llama, engine={"precision": "f32"}) == {}
+
+
+def test_a_sequence_may_be_longer_than_the_attention_window(tmp_path: Path) -> None:
+    assert found(write_tiny(tmp_path, "mistral", sliding_window=128)) == {}
 
 
 @pytest.mark.parametrize(("kind", "works"), [("dynamic", False), ("longrope", False), ("llama3", True)])
@@ -229,10 +262,12 @@ def test_a_width_that_no_group_size_divides_is_refused(tiny_info: ModelInfo) -> 
         ("a.jsonl", b"", "is empty"),
         ("a.txt", b"\xff\xfe", "not UTF-8"),
         ("a.csv", b"text", "neither .txt nor .jsonl"),
-        ("a.jsonl", b'{"text": "a"}\n{"prompt": "b"}\n', "line 2 has no `text`"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', "line 3 has no `text`"),
+        ("a.jsonl", b'{"text": "a"}\n{"prompt": "b"}\n', "line 2 has neither `text` nor `messages`"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', "line 3 has neither"),
+        ("a.jsonl", b'{"messages": []}\n', "line 1 has neither"),
+        ("a.jsonl", b'{"messages": "hello"}\n', "line 1 has neither"),
         ("a.jsonl", b'{"text": "a"\n', "line 1 is not JSON"),
-        ("a.jsonl", b"[1]\n", "line 1 has no `text`"),
+        ("a.jsonl", b"[1]\n", "line 1 has neither"),
     ],
 )
 def test_an_unusable_calibration_file_is_refused(
@@ -246,7 +281,13 @@ def test_an_unusable_calibration_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.txt", "one\n"), ("a.jsonl", json.dumps({"text": "one", "more": 1}) + "\n\n")]
+    ("name", "content"),
+    [
+        ("a.txt", "one\n"),
+        ("a.jsonl", json.dumps({"text": "one", "more": 1}) + "\n\n"),
+        ("a.jsonl", json.dumps({"messages": [{"role": "user", "content": "one"}]}) + "\n" + '{"text": "two"}'),
+        ("a.jsonl", '{"text": "a line separator \u2028 within a record"}\n'),
+    ],
 )
 def test_a_usable_calibration_file_passes(tiny_llama: Path, tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)

@@ -110,12 +110,6 @@ def running_gateway(triton: TritonServer, build: BuildResult, *options: str) -> 
 
 
 @pytest.fixture(scope="session")
-def gateway(stack_triton: TritonServer, sample_build: BuildResult) -> Iterator[Gateway]:
-    with running_gateway(stack_triton, sample_build) as gateway:
-        yield gateway
-
-
-@pytest.fixture(scope="session")
 def sdk(gateway: Gateway) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
 

@@ -24,6 +24,7 @@ model:
 
 quantization:
   format: int8                  # none | int8 | int8_sq | int4_awq | fp8
+  kv_cache: auto                # keys and values: u8 on CPUs; or bf16, f32
   calibration:                  # read by int8_sq, int4_awq and fp8
     data: builtin               # builtin | self (the model's own words) | a .txt or .jsonl file
     samples: 64                 # texts
@@ -40,7 +41,6 @@ engine:
     size: {kv_size:<21} # memory for keys and values of all requests
     tokens_per_block: 32        # tokens
     reuse: true                 # prompts that start the same share their blocks
-    dtype: auto                 # u8 on CPUs; or bf16, f32
 
 serving:
   triton:                       # ports on 127.0.0.1; 0 takes a free one
@@ -98,7 +98,7 @@ def plan_name(checkpoint: str) -> str:
 
 
 def _limits(config: Mapping[str, Any]) -> tuple[int, int]:
-    from conch_build.model_info import sliding_window, whole_number
+    from conch_build.model_info import whole_number
     from conch_build.sizing import blocks_for, kv_bytes_per_token
 
     def number(key: str, default: int | None = None) -> int:
@@ -107,7 +107,7 @@ def _limits(config: Mapping[str, Any]) -> tuple[int, int]:
     heads = number("num_attention_heads")
     head_dim = number("head_dim", number("hidden_size") // heads)
     positions = number("max_position_embeddings")
-    length = min(4096, positions, sliding_window(config) or positions)
+    length = min(4096, positions)
     token = kv_bytes_per_token(number("num_hidden_layers"), number("num_key_value_heads", heads), head_dim, "u8")
     return length, max(_GIB, blocks_for(length, 32) * 32 * token)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
+from conch_build.machine import has_bf16
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import Violation, rule
+from conch_build.sizing import CPU_TOKENS_PER_BLOCK
 
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
@@ -56,11 +58,43 @@ def _no_parallelism(plan: Plan) -> Iterator[Violation]:
 
 @rule("backend.kv-dtype")
 def _kv_dtype_of_the_cpu(plan: Plan) -> Iterator[Violation]:
-    if plan.engine.backend == "openvino" and plan.engine.kv_cache.dtype == "fp8":
+    if plan.engine.backend != "openvino":
+        return
+    dtype, precision = plan.quantization.kv_cache, plan.engine.precision
+    if dtype in ("fp8", "nvfp4"):
         yield Violation(
-            "engine.kv_cache.dtype",
-            "an fp8 KV cache has no CPU kernel",
+            "quantization.kv_cache",
+            f"no CPU has kernels for a KV cache in {dtype}",
             "Use `auto` (u8 on CPUs: the same size), `bf16` or `f32`.",
+        )
+    elif dtype in ("bf16", "f32") and precision not in ("auto", dtype):
+        yield Violation(
+            "quantization.kv_cache",
+            f"a {dtype} KV cache needs {dtype} arithmetic, and `engine.precision` is {precision}",
+            f"Use `auto` (u8) or `{precision}`, or set `engine.precision: {dtype}`.",
+        )
+
+
+@rule("backend.bf16")
+def _cpu_has_the_precision(plan: Plan) -> Iterator[Violation]:
+    if plan.engine.backend != "openvino":
+        return
+    for key, value in (
+        ("engine.precision", plan.engine.precision),
+        ("quantization.kv_cache", plan.quantization.kv_cache),
+    ):
+        if value == "bf16" and not has_bf16():
+            yield Violation(key, "this CPU has no bf16 arithmetic (avx512_bf16)", f"Set `{key}` to `auto` or `f32`.")
+
+
+@rule("backend.block-size")
+def _blocks_are_the_kernels(plan: Plan) -> Iterator[Violation]:
+    size = plan.engine.kv_cache.tokens_per_block
+    if plan.engine.backend == "openvino" and size != CPU_TOKENS_PER_BLOCK:
+        yield Violation(
+            "engine.kv_cache.tokens_per_block",
+            f"the CPU's attention kernel has blocks of {CPU_TOKENS_PER_BLOCK} tokens, not {size}",
+            f"Set it to {CPU_TOKENS_PER_BLOCK}.",
         )
 
 
@@ -73,17 +107,6 @@ def _rope_is_static(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
             "model.checkpoint",
             f"its `{kind}` rope scaling depends on the length of each prompt and cannot be compiled",
             f"Choose a model with one of these: {', '.join(_STATIC_ROPE)}.",
-        )
-
-
-@rule("backend.sliding-window")
-def _window_covers_the_sequence(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
-    if info.sliding_window is not None and plan.engine.max_seq_len > info.sliding_window:
-        yield Violation(
-            "engine.max_seq_len",
-            f"{plan.engine.max_seq_len} is beyond the model's attention window of {info.sliding_window}; "
-            "windowed attention is not compiled by this version",
-            f"Set `engine.max_seq_len` to at most {info.sliding_window}.",
         )
 
 

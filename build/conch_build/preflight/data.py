@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from conch_build.calibration import RECORD_FIX, parse_record
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import Violation, rule
@@ -32,19 +32,16 @@ def _calibration_file_is_readable(plan: Plan) -> Iterator[Violation]:
     if not any(line.strip() for line in lines):
         yield Violation(_KEY, f"{path} is empty", "Put text in it, or use `builtin`.")
     elif fault:
-        yield Violation(_KEY, f"{path}, {fault}", 'Each line must be an object such as {"text": "..."}.')
+        yield Violation(_KEY, f"{path}, {fault}", RECORD_FIX)
 
 
 def _bad_record(lines: list[str]) -> str | None:
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
-            return f"line {number} is not JSON"
-        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-            return f"line {number} has no `text`"
+            if line.strip():
+                parse_record(line)
+        except ValueError as error:
+            return f"line {number} {error}"
     return None
 
 

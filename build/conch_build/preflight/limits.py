@@ -54,7 +54,7 @@ def _positions_exist(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
 @rule("limits.kv-pool")
 def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
     cache, length = plan.engine.kv_cache, plan.engine.max_seq_len
-    dtype = cpu_kv_dtype(cache.dtype)
+    dtype = cpu_kv_dtype(plan.quantization.kv_cache)
     token = kv_bytes_per_token(info.num_layers, info.num_kv_heads, info.head_dim, dtype)
     needed = blocks_for(length, cache.tokens_per_block)
     held = kv_pool_blocks(cache.size, cache.tokens_per_block, token)

@@ -16,6 +16,7 @@ from conch.engine.batch import Rows, Slot
 from conch_build.compile.openvino import MODEL_FILE
 from conch_build.compile.openvino.attention import load_model
 from conch_build.errors import SetupError
+from conch_build.machine import has_bf16
 from conch_build.manifest import EngineManifest
 from conch_build.units import format_bytes
 
@@ -109,23 +110,14 @@ def _compiled(directory: Path, manifest: EngineManifest) -> Any:
     }
     if manifest.threads is not None:
         options["INFERENCE_NUM_THREADS"] = manifest.threads
-    core = ov.Core()
-    missing = _missing_features(core, manifest)
-    if missing:
+    if manifest.precision == "bf16" and not has_bf16():
         raise SetupError(
-            f"this CPU lacks {', '.join(missing)}, which the engine was built for",
+            "this CPU lacks avx512_bf16, which the engine was built for",
             where=str(directory),
             fix="Build it on this machine, or with `engine.precision: f32`.",
         )
     try:
-        return core.compile_model(load_model(directory / MODEL_FILE, manifest), "CPU", options)
+        return ov.Core().compile_model(load_model(directory / MODEL_FILE, manifest), "CPU", options)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise SetupError(f"OpenVINO cannot load the engine: {reason}", where=str(directory)) from error
-
-
-def _missing_features(core: Any, manifest: EngineManifest) -> list[str]:
-    """OpenVINO tells of bf16 arithmetic; the rest it emulates."""
-    if manifest.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        return ["avx512_bf16"]
-    return []

@@ -32,7 +32,7 @@ class Decoder:
         self.kv_heads: int = self.config.get("num_key_value_heads") or self.heads
         self.head_dim: int = self.config.get("head_dim") or self.config["hidden_size"] // self.heads
         self.layers: int = self.config["num_hidden_layers"]
-        self.epsilon: float = self.config["rms_norm_eps"]
+        self.epsilon: float = self.config.get("rms_norm_eps", 1e-6)
         self.candidates = min(candidates, self.config["vocab_size"])
         self.tables = rope.tables(directory, self.config, max_seq_len)
         self.parameters: list[Node] = []
@@ -47,7 +47,9 @@ class Decoder:
         for layer in range(self.layers):
             hidden = self._layer(layer, hidden, cos, sin)
         hidden = op.gather(hidden, rows, constant(0, np.int64))
-        logits = apply(self._norm("model.norm", hidden), self.weights.head())
+        logits = apply(
+            self._norm("model.norm", hidden), self.weights.head(tied=self.config.get("tie_word_embeddings", False))
+        )
         best = op.topk(logits, constant(self.candidates, np.int64), -1, "max", "value", index_element_type="i32")
         for name, output in (("top_ids", best.output(1)), ("top_logits", best.output(0)), ("logits", logits)):
             self._result(name, output)

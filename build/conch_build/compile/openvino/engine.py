@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from conch_build.errors import CompileError
+from conch_build.machine import has_bf16
 from conch_build.manifest import EngineKvCache, EngineManifest, EngineQuantization
+from conch_build.quantized import producer, stored_group_size
+from conch_build.sizing import cpu_kv_dtype
 
 if TYPE_CHECKING:
     from conch_build.compile.openvino.decoder import Decoder
@@ -87,13 +89,17 @@ def _manifest(checkpoint: Path, plan: Plan, info: ModelInfo, decoder: Decoder, s
         max_queue_size=engine.max_queue_size,
         chunked_prefill=engine.chunked_prefill,
         kv_cache=EngineKvCache(
-            dtype=_kv_dtype(engine.kv_cache.dtype),
+            dtype=cpu_kv_dtype(plan.quantization.kv_cache),
             tokens_per_block=engine.kv_cache.tokens_per_block,
             size_bytes=engine.kv_cache.size,
             reuse=engine.kv_cache.reuse,
         ),
         top_candidates=decoder.candidates,
-        quantization=_quantization(checkpoint, plan),
+        quantization=EngineQuantization(
+            format=plan.quantization.format,
+            group_size=stored_group_size(checkpoint),
+            producer=producer(checkpoint),
+        ),
         cpu_features=["avx512_bf16"] if precision == "bf16" else ["avx2"],
         versions={name: version(name) for name in ("conch", "openvino", "transformers")},
         build_seconds={"compile": round(seconds, 3)},
@@ -105,27 +111,8 @@ def _precision(plan: Plan) -> Literal["bf16", "f32"]:
     and f32 keeps the logits exact; 16-bit weights need the CPU's bf16 arithmetic to be fast."""
     if plan.engine.precision != "auto":
         return plan.engine.precision
+    if plan.quantization.kv_cache in ("bf16", "f32"):  # attention computes in the cache's type
+        return plan.quantization.kv_cache
     if plan.quantization.format in ("int8", "int4_awq"):
         return "f32"
-    import openvino as ov
-
-    return "bf16" if "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
-
-
-def _kv_dtype(wanted: str) -> Literal["u8", "bf16", "f32"]:
-    kinds: dict[str, Literal["u8", "bf16", "f32"]] = {"auto": "u8", "u8": "u8", "bf16": "bf16", "f32": "f32"}
-    return kinds[wanted]
-
-
-def _quantization(checkpoint: Path, plan: Plan) -> EngineQuantization:
-    """As `hf_quant_config.json` tells it; a checkpoint without one is not quantized."""
-    path = checkpoint / "hf_quant_config.json"
-    if not path.exists():
-        return EngineQuantization(format="none")
-    said: dict[str, Any] = json.loads(path.read_text())
-    producer = said.get("producer", {})
-    return EngineQuantization(
-        format=plan.quantization.format,
-        group_size=said.get("quantization", {}).get("group_size"),
-        producer=f"{producer.get('name', 'unknown')} {producer.get('version', '')}".strip(),
-    )
+    return "bf16" if has_bf16() else "f32"

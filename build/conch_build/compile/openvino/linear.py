@@ -31,7 +31,9 @@ def weight(layer: Linear) -> Node:
     if layer.bits == 32:
         return op.constant(layer.values)
     if layer.bits == 16:
-        return op.convert(_typed(layer.values, ov.Type.bf16, [rows, columns]), "f32")
+        is_bf16 = layer.values.dtype == np.uint16
+        stored = _typed(layer.values, ov.Type.bf16, [rows, columns]) if is_bf16 else op.constant(layer.values)
+        return op.convert(stored, "f32")
     assert layer.scale is not None
     if layer.bits == 8:
         return op.multiply(op.convert(op.constant(layer.values), "f32"), _scale(layer.scale.reshape(rows, 1)))
@@ -49,6 +51,8 @@ def apply(x: Node, layer: Linear) -> Node:
         low, high = constant(-128 * layer.input_scale, np.float32), constant(127 * layer.input_scale, np.float32)
         x = op.fake_quantize(x, low, high, low, high, INT8_LEVELS)
     y = op.matmul(x, weight(layer), False, True)
+    if layer.bits == 16 and layer.scale is not None:
+        y = op.multiply(y, _scale(layer.scale.reshape(1, -1)))  # on the weight it would make them 32 bits
     return y if layer.bias is None else op.add(y, constant(layer.bias.reshape(1, -1)))
 
 

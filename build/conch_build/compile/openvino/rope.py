@@ -6,6 +6,7 @@ Tables instead of cos/sin nodes: exact for any position in any precision, and fe
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,23 +20,28 @@ SUPPORTED = ("default", "linear", "llama3", "yarn")
 
 def tables(directory: Path, config: dict[str, Any], positions: int) -> tuple[Floats, Floats]:
     """cos and sin, each [positions, head_dim], by transformers' own formula for the checkpoint's `rope_scaling`."""
-    from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
+    where = f"{directory}/config.json: rope_scaling"
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in SUPPORTED:
         raise CheckpointError(
             f"rope scaling `{kind}` is not supported by the openvino backend (it takes {', '.join(SUPPORTED)})",
-            where=f"{directory}/config.json: rope_scaling",
+            where=where,
         )
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    theta = config.get("rope_theta", 10000.0)
     if kind == "default":
-        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        frequencies = 1.0 / config.get("rope_theta", 10000.0) ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
+        frequencies = 1.0 / theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
         factor = 1.0
     else:
-        loaded = AutoConfig.from_pretrained(directory)
-        tensor, factor = ROPE_INIT_FUNCTIONS[kind](loaded, "cpu")
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        try:
+            tensor, factor = ROPE_INIT_FUNCTIONS[kind](
+                SimpleNamespace(**{**config, "head_dim": dim, "rope_theta": theta}), "cpu"
+            )
+        except KeyError as error:
+            raise CheckpointError(f"rope scaling `{kind}` lacks {error}", where=where) from None
         frequencies = tensor.double().numpy()
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
     angles = np.concatenate([angles, angles], axis=1)

@@ -5,14 +5,13 @@ Knows nothing of OpenVINO. Layouts read (`out` x `in` is the linear layer's shap
     dense   X.weight bf16/f16/f32 [out, in]
     int8    X.weight int8 [out, in],     X.weight_scale f32 [out]
     int4    X.weight uint8 [out/2, in],  X.weight_scale f32 [out, in/group]; low nibble: even row, high: odd row
-    fp8     X.weight float8_e4m3fn,      X.weight_scale f32 []
+    fp8     X.weight float8_e4m3fn,      X.weight_scale f32 []; no CPU kernel takes it, bf16 holds it exactly
 
 beside them X.bias [out], X.pre_quant_scale [in] (multiplies the input) and X.input_scale [] (of int8 activations).
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from conch_build.errors import CheckpointError
+from conch_build.files import read_json
 from conch_build.quantized import QUANTIZED_HEAD
+from conch_build.weights import read_weights
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +35,11 @@ class Linear:
     """One linear layer as stored: `values` with `scale`, so that weight = values * scale."""
 
     values: npt.NDArray[Any]
-    """[out, in]: float32, bf16 bits as uint16, int8, or int8 holding -8..7 when `bits` is 4."""
+    """[out, in]: float32, float16, bf16 bits as uint16, int8, or int8 holding -8..7 when `bits` is 4."""
     bits: int
-    """32, 16 (bf16), 8 or 4."""
+    """32, 16, 8 or 4."""
     scale: Floats | None = None
-    """[out] or [out, groups]; None for dense weights."""
+    """[out] or [out, groups] of 8 or 4 bits, [1] of fp8; None for dense weights."""
     bias: Floats | None = None
     pre_quant_scale: Floats | None = None
     input_scale: float | None = None
@@ -46,16 +47,20 @@ class Linear:
 
 
 class Weights:
-    """Reads tensors by name from every shard of a directory. Raises CheckpointError for one that is not there."""
+    """Reads tensors by name from the shards of a checkpoint. Raises CheckpointError for one that is not there."""
 
     def __init__(self, directory: Path) -> None:
         from safetensors import safe_open
 
         self.directory = directory
         self._files: dict[str, Any] = {}
-        shards = sorted(directory.glob("*.safetensors"))
+        problems: list[CheckpointError] = []
+        found = read_weights(directory, problems)  # by the index: other files may lie beside the shards
+        if found is None:
+            raise problems[0]
         head = directory / QUANTIZED_HEAD
-        for shard in [*shards, head] if head.exists() else shards:
+        self.quantized_head = head.exists()
+        for shard in (*found.files, head) if self.quantized_head else found.files:
             handle: Any = safe_open(shard, framework="pt")  # numpy has no bf16
             self._files.update(dict.fromkeys(handle.keys(), handle))
 
@@ -94,19 +99,19 @@ class Weights:
         if weight.dtype == torch.uint8 and scale is not None:
             return Linear(unpack_int4(weight.numpy()), 4, scale, bias, pre_quant_scale)
         if weight.dtype == torch.float8_e4m3fn and scale is not None:
-            # No CPU kernel takes fp8: the values it stands for are kept, in bf16.
-            weight = (weight.float() * torch.from_numpy(scale.reshape(-1, 1) if scale.size > 1 else scale)).bfloat16()
+            bits = weight.bfloat16().view(torch.uint16).numpy()
+            return Linear(bits, 16, scale.reshape(-1), bias, pre_quant_scale)
         if weight.dtype == torch.bfloat16:
             return Linear(weight.view(torch.uint16).numpy(), 16, None, bias, pre_quant_scale)
         if weight.dtype in (torch.float16, torch.float32):
-            return Linear(weight.float().numpy(), 32, None, bias, pre_quant_scale)
+            return Linear(weight.numpy(), weight.element_size() * 8, None, bias, pre_quant_scale)
         raise CheckpointError(
             f"tensor `{name}.weight` is {weight.dtype}, a layout this backend does not read", where=str(self.directory)
         )
 
-    def head(self) -> Linear:
-        """The output head: its own weights, or the embedding's where the two are tied."""
-        return self.linear("lm_head" if "lm_head.weight" in self else "model.embed_tokens")
+    def head(self, *, tied: bool) -> Linear:
+        """The output head: the 8-bit one of QUANTIZED_HEAD, or the embedding where the two are tied, or its own."""
+        return self.linear("model.embed_tokens" if tied and not self.quantized_head else "lm_head")
 
 
 def unpack_int4(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
@@ -118,6 +123,11 @@ def unpack_int4(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The checkpoint's `config.json`."""
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    """The checkpoint's `config.json`; `rope_parameters`, as transformers 5 writes them, under the older names."""
+    config = read_json(directory / "config.json")
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        config.setdefault("rope_theta", rope["rope_theta"])
+    if rope.get("rope_type", "default") != "default":
+        config.setdefault("rope_scaling", rope)
     return config
