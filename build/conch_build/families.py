@@ -40,7 +40,9 @@ def expected_tensors(info: ModelInfo) -> dict[str, Shape]:
         "mlp.down_proj.weight": (hidden, inner),
     }
     if info.architecture == "Qwen2ForCausalLM":
-        layer.update({f"self_attn.{part}_proj.bias": (size,) for part, size in zip("qkv", (queries, keys, keys))})
+        layer.update(
+            {f"self_attn.{part}_proj.bias": (size,) for part, size in zip("qkv", (queries, keys, keys), strict=True)}
+        )
     if info.architecture == "Qwen3ForCausalLM":
         layer.update({f"self_attn.{part}_norm.weight": (info.head_dim,) for part in "qk"})
     tensors: dict[str, Shape] = {EMBEDDING: (info.vocab_size, hidden), "model.norm.weight": (hidden,)}

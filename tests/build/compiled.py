@@ -47,7 +47,8 @@ def prefill(runner: OpenVINORunner, ids: Sequence[int], table: list[int], *, pas
     """Logits [vocabulary] after `ids`, computed in one step behind `past` tokens."""
     rows = runner.step([Slot(list(ids), past, table, True)])
     assert rows is not None
-    return rows.logits[0].copy()
+    logits: Logits = rows.logits[0].copy()
+    return logits
 
 
 def decode(runner: OpenVINORunner, ids: Sequence[int], table: list[int], *, past: int = 0) -> Logits:

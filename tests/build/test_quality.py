@@ -111,7 +111,7 @@ def test_an_engine_is_as_good_as_the_quantized_model_it_was_made_from(
     if format != "none":
         exported = tmp_path / "exported"
         simulated = simulated_perplexity(sample, exported, format, texts, monkeypatch)
-    engine = {"precision": "auto", "cache": "auto", "kv_cache": {"size": "64MiB"}}
+    engine: dict[str, Any] = {"precision": "auto", "cache": "auto", "kv_cache": {"size": "64MiB"}}
     manifest = compile_checkpoint(sample.path, tmp_path / "engine", exported=exported, format=format, **engine)
     compiled = engine_perplexity(OpenVINORunner(tmp_path / "engine", manifest), texts)
     with capsys.disabled():

@@ -18,6 +18,7 @@ from conch.engine import runner as runner_module
 from conch.engine.runner import OpenVINORunner
 from conch.engine.scheduler import PREFILL_CHUNK
 from conch_build.errors import SetupError
+from conch_build.machine import has_bf16
 from conch_build.manifest import EngineManifest
 from conch_build.sizing import kv_bytes_per_token, kv_pool_blocks
 from tests.build.compiled import Logits, blocks, compile_checkpoint, decode, greedy, prefill
@@ -66,7 +67,7 @@ TINY: dict[str, dict[str, Any]] = {
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Real:
     if request.param == "sample-int8":
         return Real.load(request.param, request.getfixturevalue("sample_build").engine.path)
-    if "bf16" in request.param and not runner_module.has_bf16():
+    if "bf16" in request.param and not has_bf16():
         pytest.skip("this CPU has no bf16 arithmetic")
     folder = tmp_path_factory.mktemp("tiny")
     source = write_tiny(folder / "source", dtype="bfloat16")
@@ -125,7 +126,8 @@ def test_a_prompt_in_chunks_gives_the_same_bits_whatever_is_computed_beside_it(r
             own = Slot(chunk, past, table, past + len(chunk) == LONG)
             rows = real.runner.step([*company(past), own])
         assert rows is not None
-        return rows.logits[-1].copy()
+        logits: Logits = rows.logits[-1].copy()
+        return logits
 
     def decoding(past: int) -> list[Slot]:
         number = past // PREFILL_CHUNK

@@ -21,7 +21,7 @@ from tests.serving.counting import CountingModel as TritonPythonModel
 
 @pytest.fixture
 def counting_repository(tmp_path: Path) -> Path:
-    """Token ids only; `engine/broken` beside it makes it fail to load."""
+    """Token ids only; `engine/broken` beside it makes it fail to load, each `engine/crash*` once die of it."""
     engine = tmp_path / "engine"
     engine.mkdir()
     (engine / "engine.json").write_text(json.dumps({"vocab_size": 1000}))

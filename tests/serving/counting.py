@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,4 +38,7 @@ class CountingModel(GenerationModel):
     def load_engine(folder: Path) -> Engine:
         if (folder / "broken").exists():
             raise RuntimeError("the weights are damaged")
+        for crash in sorted(folder.glob("crash*"))[:1]:
+            crash.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
         return Engine(CountingRunner(), EngineConfig(max_batch_size=8, max_seq_len=1500))

@@ -189,6 +189,34 @@ def test_stopping_ends_what_outlasts_the_grace(new_server: Callable[..., TritonS
     assert len(stream.finish(2)) < 1400
 
 
+def test_asking_for_callers_that_left_never_meets_an_answer_that_ends(
+    new_server: Callable[..., TritonServer], counting_repository: Path
+) -> None:
+    config = counting_repository / "tensorrt_llm" / "config.pbtxt"
+    key = 'key: "cancellation_check_period_ms" value { string_value: '
+    assert f'{key}"50"' in config.read_text()
+    config.write_text(config.read_text().replace(f'{key}"50"', f'{key}"0"'))
+    server = new_server()
+    server.start()
+    end = time.monotonic() + 4
+    statuses: list[int] = []
+
+    def ask() -> None:
+        while time.monotonic() < end:
+            answer = Answer(server, tokens=1, streaming=False)
+            answer.finish(10)
+            statuses.append(answer.status)
+
+    callers = [threading.Thread(target=ask) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(statuses) > 100
+    assert set(statuses) == {200}
+    assert server.restarts == 0
+
+
 def test_a_port_in_use_is_one_sentence(new_server: Callable[..., TritonServer]) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -208,6 +236,24 @@ def test_a_model_that_does_not_load_says_its_own_reason(
         server.start()
     assert server.state is State.STOPPED
     assert regions_of(os.getpid()) == regions
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_a_start_that_dies_without_a_reason_is_tried_once_more(
+    new_server: Callable[..., TritonServer], counting_repository: Path, crashes: int
+) -> None:
+    for number in range(crashes):
+        (counting_repository.parent / "engine" / f"crash{number}").touch()
+    server = new_server()
+    seen: list[State] = []
+    server.on_change(seen.append)
+    if crashes == 1:
+        server.start()
+        assert seen == [State.STARTING, State.RESTARTING, State.READY]
+    else:
+        with pytest.raises(ServiceError, match="could not load the model `tensorrt_llm`"):
+            server.start()
+        assert seen == [State.STARTING, State.RESTARTING, State.STOPPED]
 
 
 def test_administration_is_closed_and_the_rest_is_open(new_server: Callable[..., TritonServer]) -> None:
@@ -284,6 +330,12 @@ time.sleep(60)
         ("RuntimeError: _ARRAY_API not found", "needs NumPy 1.x"),
         ("error: creating server: Internal - failed to stat file /nothing", "failed to stat file /nothing"),
         ("", "it logged nothing"),
+        (
+            'E1130 20:49:19.495066 6689 server.cc:241] "CudaDriverHelper has not been initialized."\n'
+            "terminate called after throwing an instance of 'boost::interprocess::lock_exception'\n"
+            "  what():  boost::interprocess::lock_exception\nSignal (6) received.\n",
+            "crashed: boost::interprocess::lock_exception",
+        ),
     ],
 )
 def test_a_log_becomes_one_sentence(log: str, sentence: str) -> None:
