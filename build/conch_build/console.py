@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import click
 
-from conch_build.errors import ConchError, SetupError
+from conch_build.errors import ConchError, InputError, SetupError
 from conch_build.units import format_seconds
 
 INTERRUPTED = 130
@@ -69,6 +69,10 @@ def with_console(function: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             console.note("interrupted")
             sys.exit(INTERRUPTED)
+        except UnicodeEncodeError:  # bytes of the command line that are no UTF-8 come as lone surrogates
+            wrong = InputError("an argument holds bytes that are not UTF-8 text")
+            console.failure(wrong)
+            sys.exit(wrong.exit_code)
         except BrokenPipeError:
             # The reader (`| head`) has left. Python would complain again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

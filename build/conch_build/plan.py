@@ -159,6 +159,8 @@ def parse_plan(text: str, *, source: str = "plan", folder: Path | None = None) -
     """Read a plan from YAML text. Raises PlanError, which names `source`."""
     try:
         data = yaml.load(text, Loader=_UniqueKeyLoader)
+    except RecursionError:
+        raise PlanError("is not YAML that can be read: it is nested too deeply", where=source) from None
     except yaml.YAMLError as error:
         raise PlanError(f"is not YAML: {_one_line(error)}", where=source) from None
     if not isinstance(data, dict):

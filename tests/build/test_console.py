@@ -31,6 +31,8 @@ def command(console: Console, fail: str | None) -> None:
     }
     if fail == "interrupt":
         raise KeyboardInterrupt
+    if fail == "text":
+        "\udcff".encode()
     if fail == "disk":
         raise OSError(28, "No space left on device", "/some/file")
     if fail:
@@ -72,6 +74,11 @@ def test_with_json_an_error_is_json_on_stdout() -> None:
 def test_a_full_disk_is_told_without_a_traceback() -> None:
     done = CliRunner().invoke(command, ["--fail", "disk"])
     assert (done.exit_code, done.stderr) == (4, "error: /some/file: No space left on device\n")
+
+
+def test_an_argument_that_is_not_utf8_is_told_without_a_traceback() -> None:
+    done = CliRunner().invoke(command, ["--fail", "text"])
+    assert (done.exit_code, done.stderr) == (2, "error: an argument holds bytes that are not UTF-8 text\n")
 
 
 def test_ctrl_c_exits_with_130() -> None:

@@ -67,7 +67,9 @@ def test_a_mistake_is_one_sentence_naming_its_key(plan: str, sentence: str) -> N
     assert ";" not in message
 
 
-@pytest.mark.parametrize("text", ["", "3", "- a", "name: [", "name: a\nname: b\nmodel: {checkpoint: x}", "1: 2"])
+@pytest.mark.parametrize(
+    "text", ["", "3", "- a", "name: [", "name: a\nname: b\nmodel: {checkpoint: x}", "1: 2", "[" * 5000]
+)
 def test_what_is_no_mapping_of_unique_text_keys_is_refused(text: str) -> None:
     assert refusal(text)
 

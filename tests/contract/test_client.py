@@ -134,6 +134,21 @@ def test_the_commands_speak_to_the_stack(url: str, gateway: Gateway) -> None:
     assert result.output.count("> ") == 3
     result = runner.invoke(chat, ["-m", "x", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 5
+    for address in ("nonsense", "ftp://x", "http://[::1", ""):
+        assert runner.invoke(chat, ["-m", "x", "--url", address]).exit_code == 2
+
+
+def test_what_no_tensor_can_hold_is_refused_before_it_is_sent() -> None:
+    with Client("127.0.0.1:1") as client:
+        for prompt, sampling in (
+            ("\ud83d", {}),
+            ("a", {"stop_words": ["\ude00"]}),
+            ([2**31], {}),
+            ([1], {"seed": -1}),
+            ([1], {"bad_words": [[]]}),
+        ):
+            with pytest.raises(RequestError):
+                client.generate(prompt, **sampling)
 
 
 def test_errors_of_a_stream_that_breaks_off() -> None:

@@ -163,6 +163,21 @@ def test_forbidding_everything_is_that_requests_own_error() -> None:
         assert picks.tokens[1] == random_logits(7).argmax()
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1e-40},
+        {"repetition_penalty": 1e-38, "frequency_penalty": 3e38},
+        {"embedding_bias": np.full(VOCAB, 3.4e38, np.float32), "logit_bias": {1: 3.4e38}},
+    ],
+)
+def test_parameters_that_overflow_are_that_requests_own_error(params: dict[str, Any]) -> None:
+    for temperature in (0.0, 1.0):
+        sampler = sampler_of([1, 2, 3], [3], temperature=temperature, **params)
+        picks = choose(rows_of(np.stack([random_logits(6) * 100] * 2)), [sampler, sampler_of([1], [])])
+        assert isinstance(picks.errors[0], RequestError) and list(picks.errors) == [0]
+
+
 def test_logits_that_are_not_numbers_end_only_their_own_request() -> None:
     logits = np.stack([np.full(VOCAB, np.nan), random_logits(8)])
     picks = choose(rows_of(logits), [sampler_of([1], [], temperature=0.0)] * 2)

@@ -99,7 +99,8 @@ def test_an_unknown_parameter_is_named() -> None:
         ("top_p", 1.5, "at most 1"),
         ("top_k", -5, "at least -1"),
         ("min_p", 2, "at most 1"),
-        ("repetition_penalty", 0, "greater than 0"),
+        ("repetition_penalty", 0, "at least 0.01"),
+        ("repetition_penalty", 1e-40, "at least 0.01"),
         ("presence_penalty", 3, "at most 2"),
         ("seed", 2**63, str(2**63 - 1)),
         ("top_logprobs", 21, "at most 20"),
@@ -117,6 +118,15 @@ def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         parse_body(raw, ChatRequest, UNDONE_CHAT)
     assert caught.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize("text", [r"\ud83d", r"a\uDE00b", r"\ude00\ud83d"])
+def test_half_a_surrogate_pair_is_no_text(text: str) -> None:
+    for raw in (f'{{"prompt": "{text}"}}', f'{{"{text}": 1, "prompt": "x"}}', f'{{"prompt": "x", "stop": ["{text}"]}}'):
+        with pytest.raises(RequestError) as caught:
+            parse_body(raw.encode(), CompletionRequest, UNDONE_COMPLETION)
+        assert caught.value.code == "invalid_json"
+    assert parse_body(rb'{"prompt": "\ud83d\ude00"}', CompletionRequest, UNDONE_COMPLETION).prompt == ["\U0001f600"]
 
 
 def test_text_parts_are_joined_with_nothing_between() -> None:
@@ -166,7 +176,9 @@ def test_stops_are_few_short_texts(stop: Any) -> None:
     assert refused(stop=stop).param == "stop"
 
 
-@pytest.mark.parametrize("bias", [{"1000": 5}, {"-1": 5}, {"abc": 5}, {"17": 1e9}, {"17": None}, {"17": "5"}])
+@pytest.mark.parametrize(
+    "bias", [{"1000": 5}, {"-1": 5}, {"abc": 5}, {"17": 1e9}, {"17": None}, {"17": "5"}, {"17": 10**400}]
+)
 def test_a_bad_bias_names_its_key_and_the_vocabulary(bias: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         sampling_for(chat(logit_bias=bias), [1], SETTINGS)

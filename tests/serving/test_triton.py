@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -18,10 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
+from conch.client import AsyncClient, Client
 from conch.triton import State, TritonServer
 from conch.triton.find import find_tritonserver
 from conch.triton.reasons import explain
-from conch_build.errors import ServiceError, SetupError
+from conch_build.errors import RequestError, ServiceError, SetupError
 
 
 @pytest.fixture
@@ -189,6 +191,27 @@ def test_stopping_ends_what_outlasts_the_grace(new_server: Callable[..., TritonS
     assert len(stream.finish(2)) < 1400
 
 
+def test_answers_that_have_ended_do_not_hold_up_a_stop(new_server: Callable[..., TritonServer]) -> None:
+    server = new_server(drain_seconds=30)
+    server.start()
+
+    async def ask_and_stop() -> float:
+        with Client(server.grpc_url) as client:
+            async with AsyncClient(server.grpc_url) as async_client:
+                for _ in range(10):
+                    assert client.generate([1], max_tokens=2).tokens == (2, 3)
+                    assert (await async_client.generate([1], max_tokens=2)).tokens == (2, 3)
+                    with pytest.raises(RequestError):
+                        client.generate([1], max_tokens=0)
+                    with pytest.raises(RequestError):
+                        await async_client.generate([1], max_tokens=0)
+                started = time.monotonic()
+                await asyncio.to_thread(server.stop)
+                return time.monotonic() - started
+
+    assert asyncio.run(ask_and_stop()) < 15
+
+
 def test_asking_for_callers_that_left_never_meets_an_answer_that_ends(
     new_server: Callable[..., TritonServer], counting_repository: Path
 ) -> None:
@@ -310,13 +333,6 @@ time.sleep(60)
         family = [triton, *triton.children()]
         supervisor.send_signal(signal.SIGKILL)
     wait_for(lambda: all(has_ended(process) for process in family), 10)
-
-    server = TritonServer(
-        counting_repository, http_port=0, grpc_port=0, metrics_port=0,
-        log_path=tmp_path / "next.log", run_folder=tmp_path / "run",
-    )  # fmt: skip
-    server.start()
-    server.stop(0)
     assert regions_of(supervisor.pid) == set()
 
 

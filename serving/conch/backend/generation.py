@@ -51,6 +51,9 @@ class GenerationModel:
         self._cancel_period = int(config["cancellation_check_period_ms"]) / 1000
         self._stats_period = int(config["stats_check_period_ms"]) / 1000
         self._flights: dict[str, _Flight] = {}
+        # Held to ask whether a caller has gone and to take a flight out: Triton frees what such a question
+        # reads as soon as the final response is sent, and would crash over one still being asked.
+        self._asking = threading.Lock()
         self._numbers = itertools.count()
         self._outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -82,6 +85,7 @@ class GenerationModel:
         if self._started:
             for thread in self._threads:
                 thread.join(timeout=5)
+        del self._metrics  # the stub that they speak through is torn down before this object is
 
     def _accept(self, request: Any, sender: Any) -> None:
         inputs = arrays(request)
@@ -96,7 +100,7 @@ class GenerationModel:
         try:
             self._engine.submit(call.request, self._outputs.put)
         except ConchError:
-            del self._flights[call.request.id]
+            self._land(call.request.id)
             raise
 
     def _stop(self, caller_id: str, sender: Any) -> None:
@@ -124,22 +128,32 @@ class GenerationModel:
         if response is None:
             return
         if response.final:
-            del self._flights[output.request_id]
+            self._land(output.request_id)
         try:
             _respond(flight.sender, response, flight.wanted)
         except pb.TritonModelException as error:  # one caller's trouble must not silence the others
             pb.Logger.log_error(f"request {output.request_id}: {error}")
             self._engine.cancel(output.request_id)
 
+    def _land(self, engine_id: str) -> None:
+        """Take a flight out, before its final response is sent."""
+        with self._asking:
+            del self._flights[engine_id]
+
     def _watch(self) -> None:
         next_update = 0.0
         while not self._closing.wait(self._cancel_period):
-            for engine_id, flight in list(self._flights.items()):
-                if flight.sender.is_cancelled():
+            for engine_id in list(self._flights):
+                if self._is_cancelled(engine_id):
                     self._engine.cancel(engine_id)
             if time.monotonic() >= next_update:
                 self._metrics.update(self._engine.stats())
                 next_update = time.monotonic() + self._stats_period
+
+    def _is_cancelled(self, engine_id: str) -> bool:
+        with self._asking:
+            flight = self._flights.get(engine_id)
+            return flight is not None and bool(flight.sender.is_cancelled())
 
 
 def _respond(sender: Any, response: Response, wanted: frozenset[str]) -> None:

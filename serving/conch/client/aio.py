@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Sequence
 from types import TracebackType
@@ -34,7 +35,6 @@ class AsyncStream:
 
     async def __anext__(self) -> Delta:
         if self._reader.finished:
-            self.cancel()
             raise StopAsyncIteration
         try:
             message = await self._call.read()
@@ -45,9 +45,10 @@ class AsyncStream:
             raise StopAsyncIteration
         try:
             return self._reader.read(message)
-        except BaseException:
-            self.cancel()
-            raise
+        finally:
+            if self._reader.finished:
+                with contextlib.suppress(grpc.RpcError):
+                    await self._call.read()
 
     def cancel(self) -> None:
         """Stop the request in the engine; does nothing after the end."""

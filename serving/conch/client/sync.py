@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -77,12 +78,13 @@ class Client:
         try:
             for message in call:
                 yield reader.read(message)
-                if reader.finished:
-                    return
             reader.end()
         except grpc.RpcError as error:
             raise from_rpc(error, self.url) from None
         finally:
+            if reader.finished:
+                with contextlib.suppress(grpc.RpcError):
+                    next(call, None)
             call.cancel()
 
     def close(self) -> None:

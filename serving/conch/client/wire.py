@@ -101,7 +101,11 @@ def check(message: pb.ModelStreamInferResponse) -> None:
 
 
 class Reader:
-    """Reads one stream's responses in order, and knows whether the final one has come."""
+    """Reads one stream's responses in order, and knows whether the final one has come.
+
+    After the final one the stream is to be read to its end: Triton keeps for ever what it holds of a request
+    that is cancelled between the two.
+    """
 
     __slots__ = ("finished",)
 
@@ -110,6 +114,7 @@ class Reader:
 
     def read(self, message: pb.ModelStreamInferResponse) -> Delta:
         """The delta in a response. Raises the error that it carries."""
+        self.finished = bool(message.error_message)
         check(message)
         response = message.infer_response
         raw = response.raw_output_contents
@@ -172,13 +177,18 @@ class _Tensors:
 
     def texts(self, name: str, values: Sequence[Any]) -> None:
         if values:
-            encoded = [value.encode() for value in values]
+            try:
+                encoded = [value.encode() for value in values]
+            except UnicodeEncodeError:
+                raise RequestError(f"`{name}` holds half a surrogate pair, which is no text", param=name) from None
             raw = b"".join(struct.pack("<I", len(value)) + value for value in encoded)
             self._add(name, "BYTES", (1, len(values)), raw)
 
     def words(self, name: str, words: Sequence[Any]) -> None:
         """Row 0: the ids of all words, end to end. Row 1: where each word ends, padded with -1."""
         if words:
+            if not all(words):
+                raise RequestError(f"`{name}` holds an empty word", param=name)
             flat = [token for word in words for token in word]
             ends = list(accumulate(len(word) for word in words))
             ends += [-1] * (len(flat) - len(ends))

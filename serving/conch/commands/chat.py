@@ -117,6 +117,8 @@ class _Answer:
                 if response.status_code != 200:
                     raise self._error(response.status_code, response.read())
                 yield from self._texts(response.iter_lines())
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise InputError(f"is not an address: {error}", where=self._url or "--url") from None
         except httpx.ConnectError:
             fix = "Is the gateway running? `conch serve` starts it."
             raise UnavailableError("no connection", where=self._url, fix=fix) from None

@@ -22,7 +22,7 @@ from conch_build.errors import InputError
 @click.option("--top-p", type=float)
 @click.option("--seed", type=int)
 @click.option("--stop", multiple=True, help="A text that ends the answer; may be repeated.")
-@click.option("--timeout", type=float, help="Seconds.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
 @click.option("--stream", is_flag=True, help="Print the answer as it is made.")
 @with_console
 def generate(

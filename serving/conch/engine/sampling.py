@@ -37,7 +37,7 @@ class Picks:
 def choose(rows: Rows, samplers: Sequence[Sampler]) -> Picks:
     """One token for each row; `samplers` in the rows' order."""
     picks = Picks(rows.top_ids[:, 0].tolist())
-    broken = np.isnan(rows.top_logits[:, 0])
+    broken = ~np.isfinite(rows.top_logits[:, 0])
     if broken.any():
         for row in np.flatnonzero(broken).tolist():
             picks.errors[row] = ConchError("the model's logits are not numbers", where="engine step")
@@ -92,21 +92,20 @@ class Sampler:
         self.plain = self._is_plain()
 
     def pick(self, rows: Rows, row: int) -> int:
-        """The next token. Raises RequestError if the request's own bias and bad words forbid every token."""
+        """The next token. Raises RequestError if the request's own parameters leave no number to choose by."""
         params = self.params
         logits = rows.logits[row]
         adjusts = self._adjusts or self._too_early
         if adjusts:
             logits = logits.copy()
-            self._adjust(logits)
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._adjust(logits)
+            _check_possible(float(logits.max()))
         if params.greedy:
-            token = int(logits.argmax()) if adjusts else int(rows.top_ids[row, 0])
-            _check_possible(float(logits[token]))
-            return token
+            return int(logits.argmax()) if adjusts else int(rows.top_ids[row, 0])
         candidates = Candidates(rows.top_ids[row], rows.top_logits[row], float(rows.top_logits[row, -1]), logits)
         if adjusts:
             candidates = self._candidates(logits, candidates)
-            _check_possible(float(candidates.logits[0]))
         return draw(
             candidates,
             Noise(self._seed, len(self._tokens) - self._prompt_len),
@@ -156,8 +155,11 @@ class Sampler:
 
 
 def _check_possible(best: float) -> None:
+    """A draw among infinite or undefined logits would mean nothing, and might never end."""
     if best == -math.inf:
         raise RequestError("logit bias and bad words forbid every token", param="bad_words", code="invalid_value")
+    if not math.isfinite(best):
+        raise RequestError("penalties and biases make the logits overflow", code="invalid_value")
 
 
 def _log_probs(rows: Rows, row: int, token: int, count: int) -> tuple[float, Top]:

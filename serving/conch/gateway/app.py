@@ -35,7 +35,7 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
         await upstream.close()
         await http.aclose()
 
-    app = FastAPI(title="Conch", lifespan=lifespan, openapi_url=None)
+    app = FastAPI(title="Conch", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     errors.install(app)
     app.include_router(ChatCompletions(context).router())
     app.include_router(Completions(context).router())

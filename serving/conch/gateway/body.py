@@ -6,6 +6,7 @@ null means absent at every level where a field may be left out; NaN and Infinity
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -16,6 +17,8 @@ from conch.gateway.errors import MediaTypeError
 from conch_build.errors import RequestError, UnsupportedError
 
 _OUT_OF_BOUNDS = {"greater_than", "greater_than_equal", "less_than_equal"}
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -34,7 +37,9 @@ async def read_body(request: Request, model: type[Body], undone: Mapping[str, tu
 def parse_body(raw: bytes, model: type[Body], undone: Mapping[str, tuple[Any, ...]]) -> Body:
     """`read_body` without the request around it."""
     try:
-        data = json.loads(raw, parse_constant=_refuse_constant)
+        data = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        if _SURROGATE.search(raw):
+            json.dumps(data, ensure_ascii=False).encode()  # fails on half a pair, which is no text
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise RequestError(f"The body is not valid JSON: {reason}", code="invalid_json") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +99,7 @@ def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
         if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
             raise _bad_bias(key, f"is no token id; the vocabulary has {vocab_size} (0 to {vocab_size - 1})")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not -100 <= value <= 100:
+        if not is_number or not -100 <= value <= 100:  # also for NaN
             raise _bad_bias(key, f"has a bias that is no number from -100 to 100 (vocabulary: {vocab_size})")
         bias[int(key)] = float(value)
     return bias

@@ -1,4 +1,9 @@
-"""Messages to the prompt that the model was trained on, through its chat template. Knows nothing of HTTP."""
+"""Messages to the prompt that the model was trained on, through its chat template. Knows nothing of HTTP.
+
+The template writes one text and the tokenizer reads it whole, as everywhere with Hugging Face templates: a
+special token spelled out in a message (`<|im_end|>`) is that token. Who passes on the words of strangers and
+relies on roles must take such spellings out first.
+"""
 
 from __future__ import annotations
 

@@ -29,11 +29,12 @@ class TritonProcess:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         launch.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._region_prefix = f"conch-{os.getpid()}-{secrets.token_hex(4)}-"
+        region_prefix = f"conch-{os.getpid()}-{secrets.token_hex(4)}-"
+        self._regions = f"{region_prefix}*"
         with launch.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guard = subprocess.Popen(
-                [*_GUARD, str(os.getpid()), *launch.command(self._region_prefix)],
+                [*_GUARD, str(os.getpid()), str(_SHARED_MEMORY / self._regions), *launch.command(region_prefix)],
                 env=launch.install.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -97,7 +98,7 @@ class TritonProcess:
         except ProcessLookupError:
             pass
         self._guard.wait()
-        for region in _SHARED_MEMORY.glob(f"{self._region_prefix}*"):
+        for region in _SHARED_MEMORY.glob(self._regions):
             region.unlink(missing_ok=True)
 
     def _answers_ready(self) -> bool:

@@ -18,6 +18,7 @@ from conch.triton.find import SECURITY_FLOOR, TritonInstall, find_tritonserver
 from conch.triton.folder import backend_folder
 from conch.triton.launch import Launch, Ports
 from conch.triton.process import TritonProcess, remove_dead_regions
+from conch.triton.reasons import UnexplainedError
 from conch_build.errors import ConchError, ServiceError, SetupError
 
 _PROBE_SECONDS = 0.5
@@ -81,7 +82,10 @@ class TritonServer:
         self.restarts = 0
 
     def start(self) -> None:
-        """Return when the server has generated a token. Raises SetupError or ServiceError with the reason."""
+        """Return when the server has generated a token. Raises SetupError or ServiceError with the reason.
+
+        A start that fails for no reason that its log gives is tried once more.
+        """
         remove_dead_regions()
         install = self._install or find_tritonserver()
         self._check_bind(install)
@@ -166,7 +170,8 @@ class TritonServer:
                     self._watch(process)
             except ConchError as error:
                 process.kill()
-                if not self._settled.is_set():
+                once_more = isinstance(error, UnexplainedError) and not self.restarts
+                if not (self._settled.is_set() or once_more):
                     self._failure = error
                     break
                 log.error("%s; restarting in %.1f s", error, wait)
