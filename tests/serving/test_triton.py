@@ -22,6 +22,7 @@ import pytest
 from conch.client import AsyncClient, Client
 from conch.triton import State, TritonServer
 from conch.triton.find import find_tritonserver
+from conch.triton.process import remove_dead_regions
 from conch.triton.reasons import explain
 from conch_build.errors import RequestError, ServiceError, SetupError
 
@@ -334,6 +335,17 @@ time.sleep(60)
         supervisor.send_signal(signal.SIGKILL)
     wait_for(lambda: all(has_ended(process) for process in family), 10)
     assert regions_of(supervisor.pid) == set()
+
+
+def test_shared_memory_of_dead_supervisors_is_removed_and_that_of_living_ones_is_not() -> None:
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    regions = [Path(f"/dev/shm/conch-{pid}-test-region") for pid in (dead.pid, os.getpid())]
+    for region in regions:
+        region.touch()
+    remove_dead_regions()
+    assert [region.exists() for region in regions] == [False, True]
+    regions[1].unlink()
 
 
 @pytest.mark.parametrize(
