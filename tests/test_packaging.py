@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from conch.cli import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,3 +47,7 @@ def test_an_installed_wheel_finds_its_own_templates(unpacked: Path) -> None:
         check=True,
     )
     assert Path(run.stdout.strip()) == unpacked / "conch_build" / "model_repo"
+
+
+def test_the_command_says_its_version() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"conch, version {version('conch')}\n"

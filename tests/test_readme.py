@@ -40,6 +40,10 @@ def test_the_python_snippets_run(gateway: Gateway, stack_triton: TritonServer) -
         assert run.returncode == 0 and run.stdout.strip(), run.stderr
 
 
+def test_no_output_is_left_to_be_filled_in() -> None:
+    assert not re.findall(r"@[A-Z]+@|TODO", README)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())

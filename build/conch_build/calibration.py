@@ -63,9 +63,13 @@ def _texts(data: str, tokenizer: Any) -> Iterator[str]:
             if line.strip():
                 yield _record_text(line, f"{data}, line {number}", tokenizer)
     else:
-        paragraphs = [part.strip() for part in content.split("\n\n") if part.strip()]
-        # A file without blank lines has a sample a line.
-        yield from paragraphs if len(paragraphs) > 1 else content.splitlines()
+        yield from split_texts(content)
+
+
+def split_texts(content: str) -> list[str]:
+    """The texts of a `.txt` file: its paragraphs, or its lines where no blank line parts them."""
+    paragraphs = [part.strip() for part in content.split("\n\n") if part.strip()]
+    return paragraphs if len(paragraphs) > 1 else [line for line in content.splitlines() if line.strip()]
 
 
 def parse_record(line: str) -> str | list[Any]:

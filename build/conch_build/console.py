@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import click
 
 from conch_build.errors import ConchError, InputError, SetupError
+from conch_build.extras import lacking
 from conch_build.units import format_seconds
 
 INTERRUPTED = 130
@@ -77,6 +78,12 @@ def with_console(function: Callable[..., None]) -> Callable[..., None]:
             # The reader (`| head`) has left. Python would complain again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
+        except ImportError as error:
+            missing = lacking(error)
+            if missing is None:
+                raise
+            console.failure(missing)
+            sys.exit(missing.exit_code)
         except OSError as error:  # a full disk, a folder that may not be written: the machine's, not a bug's
             failure = SetupError(error.strerror or str(error), where=error.filename and str(error.filename))
             console.failure(failure)

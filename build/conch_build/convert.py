@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from conch_build.errors import CheckpointError, SetupError
+from conch_build.errors import CheckpointError
+from conch_build.extras import require
 from conch_build.files import impostor, made_once, sha256_file
 from conch_build.weights import INDEX, SINGLE
 
@@ -39,6 +40,11 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 """How `tokenizer.ggml.pre` splits text before merging; transformers gives every model GPT-2's rule."""
 
 
+def require_gguf_reader() -> None:
+    """Raises SetupError when what reads a GGUF file is not installed."""
+    require("converting a GGUF file", "build", "torch", "transformers", "gguf")
+
+
 def convert_gguf(file: Path, cache_dir: Path, say: Say) -> Path:
     """The bf16 Hugging Face directory of a `.gguf` file. Raises CheckpointError if it cannot be read."""
     if error := impostor(file):
@@ -55,6 +61,7 @@ def convert_gguf(file: Path, cache_dir: Path, say: Say) -> Path:
     target = cache_dir / "gguf" / f"{file.stem}-{sha256_file(file)[:12]}-{_RECIPE}"
     with made_once(target) as scratch:
         if scratch is not None:
+            require_gguf_reader()
             say(f"converting {file.name} to safetensors (once)")
             try:
                 with _quiet_transformers():
@@ -92,11 +99,8 @@ def _write_gguf(file: Path, folder: Path) -> None:
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Its progress bars and its advice for programmers kept off stderr."""
-    try:
-        import torch  # noqa: F401
-        from transformers.utils import logging
-    except ImportError as error:
-        raise SetupError(f"a GGUF file needs {error.name} to be converted", fix="pip install 'conch[build]'") from None
+    from transformers.utils import logging
+
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

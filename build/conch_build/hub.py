@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conch_build.errors import CheckpointError, SetupError
+from conch_build.errors import CheckpointError
+from conch_build.extras import require
 from conch_build.plan import Model
 
 _WANTED = ["*.json", "*.jinja", "*.txt", "*.safetensors"]
@@ -24,13 +25,11 @@ def hub_config(model: Model) -> Path:
 
 
 def _download(model: Model, wanted: list[str]) -> Path:
-    try:
-        from huggingface_hub import errors, snapshot_download
-    except ImportError:
-        raise SetupError("a hub id needs huggingface_hub", fix="pip install 'conch[build]'") from None
+    require("a hub id", "build", "huggingface_hub")
+    from huggingface_hub import errors, snapshot_download
 
     def refusal(what: str, fix: str) -> CheckpointError:
-        return CheckpointError(what, where=f"model.checkpoint {model.checkpoint}", fix=fix, rule="checkpoint.hub")
+        return CheckpointError(what, where=model.checkpoint, fix=fix, rule="checkpoint.hub")
 
     try:
         return Path(

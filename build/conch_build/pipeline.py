@@ -11,13 +11,14 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from conch_build import checkpoint as checkpoints
 from conch_build import pack, preflight
 from conch_build.checkpoint import Checkpoint
+from conch_build.extras import lacking
 from conch_build.files import home, sha256_file
 from conch_build.manifest import EngineCheckpoint, EngineManifest
 from conch_build.plan import Plan
@@ -47,7 +48,9 @@ class BuildResult:
         """The build as `--json` prints it."""
         return {
             "checkpoint": {"source": self.checkpoint.source, "path": str(self.checkpoint.path)},
-            "artifacts": {artifact.kind: artifact.as_dict() for artifact in self.artifacts},
+            "artifacts": {
+                artifact.kind: {**artifact.as_dict(), "reused": artifact.reused} for artifact in self.artifacts
+            },
             "seconds": round(self.seconds, 3),
         }
 
@@ -188,7 +191,10 @@ def _slug(source: str) -> str:
 
 
 def _versions(*distributions: str) -> dict[str, str]:
-    return {name: version(name) for name in distributions}
+    try:
+        return {name: version(name) for name in distributions}
+    except PackageNotFoundError as error:
+        raise lacking(error) or error from None
 
 
 def _sources(*paths: Path) -> str:

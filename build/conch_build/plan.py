@@ -6,6 +6,7 @@ loads is well-formed; whether it can *work* is for `preflight`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import typing
 from collections.abc import Iterator
@@ -210,6 +211,8 @@ def _describe(error: ValidationError) -> Iterator[str]:
             yield f"`{key}` is not a key of the plan; {_nearest(first['loc'])}"
         elif first["type"] == "missing":
             yield f"`{key}` is missing"
+        elif first["type"] == "model_type":
+            yield f"`{key}` is a mapping: {_key_for(first['loc'], first['input'])}"
         elif first["type"] == "value_error":
             yield f"`{key}`: {first['msg'].removeprefix('Value error, ')}"
         else:
@@ -240,19 +243,31 @@ def _demand(problem: Any) -> str:
 
 
 def _nearest(location: tuple[Any, ...]) -> str:
-    known = list(_known_keys(location[:-1]))
+    part = _part_at(location[:-1])
+    known = list(part.model_fields if part else ())
     near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
     return f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
 
 
-def _known_keys(location: tuple[Any, ...]) -> Iterator[str]:
+def _key_for(location: tuple[Any, ...], value: Any) -> str:
+    """Where a value belongs that was written in a mapping's place: its first key that takes such a value."""
+    part = _part_at(location) or Plan
+    for name in part.model_fields if isinstance(value, (str, int, float)) else ():
+        with contextlib.suppress(ValidationError):
+            part.model_validate({name: value})
+            return f"write `{name}: {value}` under it"
+    return f"its keys are {', '.join(part.model_fields)}"
+
+
+def _part_at(location: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The part of the plan at a location; None where its keys are free."""
     part: type[BaseModel] = Plan
     for name in location:
         annotation = part.model_fields[str(name)].annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return
+            return None
         part = annotation
-    yield from part.model_fields
+    return part
 
 
 def _anchored(plan: Plan, folder: Path) -> Plan:

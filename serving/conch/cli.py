@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 a fault in Conch, 2 wrong input, 3 a build failed, 4 the m
 
 from __future__ import annotations
 
+import click
+
 from conch_build.cli import LAZY_COMMANDS
 from conch_build.console import LazyGroup
 
@@ -22,6 +24,7 @@ main = LazyGroup(
     help="Build LLM checkpoints into engines and serve them through Triton.",
     epilog="Exit codes: 2 wrong input, 3 build failed, 4 machine lacks something, 5 server failed, 6 timed out.",
 )
+click.version_option(package_name="conch", prog_name="conch")(main)
 
 if __name__ == "__main__":
     main()

@@ -17,15 +17,11 @@ from typing import Any
 from conch.triton import SECURITY_FLOOR, find_tritonserver
 from conch.triton.find import find_libpython
 from conch_build.errors import ConchError
+from conch_build.extras import EXTRAS, pip_install
 from conch_build.machine import memory_bytes
 from conch_build.units import format_bytes
 
 _SERVED = {"HTTP": 8000, "gRPC": 8001, "metrics": 8002, "gateway": 8080}
-_EXTRAS = {
-    "build": ("torch", "transformers", "modelopt", "openvino"),
-    "cpu": ("openvino", "pytriton", "transformers", "psutil"),
-    "gateway": ("fastapi", "uvicorn", "httpx", "transformers"),
-}
 _MEMORY = 4 << 30
 _DISK = 4 << 30
 _SHARED_MEMORY = 64 << 20
@@ -93,7 +89,7 @@ def _tritonserver() -> Check:
 def _openvino() -> Check:
     version = _installed("openvino")
     if version is None:
-        return Check("openvino", False, "OpenVINO is missing", "pip install 'conch[cpu]'")
+        return Check("openvino", False, "OpenVINO is missing", pip_install("cpu"))
     return Check("openvino", True, f"OpenVINO {version}")
 
 
@@ -114,7 +110,7 @@ def _ports() -> Check:
             "ports",
             False,
             f"in use: {', '.join(taken)}",
-            "Stop what listens there, or set ports in the plan.",
+            "Stop what listens there (a running Conch may), or set ports in the plan.",
         )
     return Check("ports", True, f"{', '.join(map(str, _SERVED.values()))} are free")
 
@@ -148,10 +144,10 @@ def _shared_memory() -> Check:
 
 
 def _extras() -> Iterator[Check]:
-    for extra, modules in _EXTRAS.items():
+    for extra, modules in EXTRAS.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         detail = f"missing: {', '.join(missing)}" if missing else "complete"
-        yield Check(f"conch[{extra}]", not missing, detail, f"pip install 'conch[{extra}]'" if missing else None)
+        yield Check(f"conch[{extra}]", not missing, detail, pip_install(extra) if missing else None)
 
 
 def _caught(name: str, look: Callable[[], str]) -> Check:

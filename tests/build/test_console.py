@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import import_module, metadata
 from pathlib import Path
 
 import click
@@ -33,6 +34,10 @@ def command(console: Console, fail: str | None) -> None:
         raise KeyboardInterrupt
     if fail == "text":
         "\udcff".encode()
+    if fail and fail.startswith("import "):
+        import_module(fail.removeprefix("import "))
+    if fail == "metadata":
+        metadata.version("nvidia-modelopt")
     if fail == "disk":
         raise OSError(28, "No space left on device", "/some/file")
     if fail:
@@ -74,6 +79,26 @@ def test_with_json_an_error_is_json_on_stdout() -> None:
 def test_a_full_disk_is_told_without_a_traceback() -> None:
     done = CliRunner().invoke(command, ["--fail", "disk"])
     assert (done.exit_code, done.stderr) == (4, "error: /some/file: No space left on device\n")
+
+
+def test_a_library_of_an_extra_that_is_missing_is_told_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = CliRunner().invoke(command, ["--fail", "import torch"])
+    assert (done.exit_code, done.stderr) == (
+        4,
+        "error: `torch` is missing. pip install '.[build]' in Conch's checkout\n",
+    )
+
+
+def test_a_distribution_of_an_extra_that_is_missing_is_told_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    done = CliRunner().invoke(command, ["--fail", "metadata"])
+    assert done.exit_code == 4
+    assert "`nvidia-modelopt` is missing. pip install '.[build]'" in done.stderr
+
+
+def test_a_module_that_no_extra_brings_is_a_fault_of_conch() -> None:
+    assert isinstance(CliRunner().invoke(command, ["--fail", "import no_such_module"]).exception, ImportError)
 
 
 def test_an_argument_that_is_not_utf8_is_told_without_a_traceback() -> None:

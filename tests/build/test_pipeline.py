@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conch_build.cli import build_commands
-from conch_build.errors import CheckError
+from conch_build.errors import CheckError, SetupError
 from conch_build.manifest import EngineManifest
 from conch_build.pipeline import BuildResult, build
 from conch_build.plan import Plan
@@ -160,13 +161,15 @@ def test_the_build_command_prints_json(built: Built, plan_file: Path) -> None:
 def test_artifacts_are_listed_verified_and_removed(built: Built) -> None:
     result = build(plan_of(built.checkpoint, name="doomed"), Store(built.root))
     assert result.engine.label in run("artifacts", "list").stdout
-    assert run("artifacts", "verify", "engine/doomed", result.engine.label).exit_code == 3
-    assert run("artifacts", "verify", result.engine.label).stdout == f"{result.engine.label}: ok\n"
+    assert all("reused" not in row for row in json.loads(run("artifacts", "list", "--json").stdout))
+    assert run("artifacts", "verify", "engine/nothing", result.engine.label).exit_code == 2
+    assert run("artifacts", "verify", "engine/doomed").stdout == f"{result.engine.label}: ok\n"
 
     spoil(result)
     damaged = run("artifacts", "verify", result.engine.label)
     assert damaged.exit_code == 3
     assert "engine.json has changed" in damaged.stdout
+    assert f"`conch artifacts remove {result.engine.label}`, then build again" in damaged.stdout
 
     with Artifact.load(result.engine.path).hold():
         refused = run("artifacts", "remove", result.engine.label)
@@ -183,3 +186,13 @@ def spoil(result: BuildResult) -> None:
 
 def test_remove_wants_names_or_all(built: Built) -> None:
     assert run("artifacts", "remove").exit_code == 2
+
+
+def test_a_build_without_the_extra_says_which_one_to_install(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_installed(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("conch_build.pipeline.version", nothing_installed)
+    plan = plan_of(built.checkpoint, quantization={"format": "int8"})
+    with pytest.raises(SetupError, match=r"`nvidia-modelopt` is missing. pip install '.\[build\]' in"):
+        build(plan, Store(built.root))

@@ -45,6 +45,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
     assert "known keys: backend, precision" in refusal(SMALLEST + "engine: {zzzzz: 3}")
 
 
+def test_a_checkpoint_in_the_models_place_is_told_where_it_belongs() -> None:
+    assert "`model` is a mapping: write `checkpoint: sample` under it" in refusal("name: a\nmodel: sample\n")
+
+
 def test_every_mistake_is_told_at_once() -> None:
     message = refusal("nam: x\nmodel: {checkpoint: 3}\nengine: {max_batch_size: 0}")
     for part in ("`nam`", "`name` is missing", "`model.checkpoint`", "`engine.max_batch_size`"):
@@ -57,6 +61,11 @@ def test_every_mistake_is_told_at_once() -> None:
         ("quantization: {group_size: big}", "`quantization.group_size` must be 'auto' or a valid integer"),
         ("engine: {threads: 0}", "`engine.threads` must be 'auto' or greater than or equal to 1"),
         ("engine: {lora: {adapters: {int: 3}}}", "`engine.lora.adapters.int` must be a valid string"),
+        ("engine: openvino", "`engine` is a mapping: write `backend: openvino` under it"),
+        ("engine: {kv_cache: 2GiB}", "`engine.kv_cache` is a mapping: write `size: 2GiB` under it"),
+        ("serving: {gateway: 9000}", "`serving.gateway` is a mapping: write `port: 9000` under it"),
+        ("serving: 9000", "`serving` is a mapping: its keys are triton, gateway"),
+        ("quantization:", "`quantization` is a mapping: its keys are format, group_size"),
         ("engine: {backend: cuda}", "`engine.backend` must be 'openvino', 'tensorrt' or 'pytorch'"),
         ("engine: {max_batch_size: '3'}", "`engine.max_batch_size` must be a valid integer (given: '3')"),
     ],

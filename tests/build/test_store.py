@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conch_build.errors import StoreError
+from conch_build.errors import InputError, StoreError
 from conch_build.store import Artifact, Store, artifact_key
 
 BUILDER = """
@@ -208,10 +208,11 @@ def test_an_artifact_is_found_by_the_beginning_of_its_name_or_key(store: Store) 
     one = store.get_or_build("engine", "one", {}, write())
     store.get_or_build("engine", "two", {"n": 1}, write())
     store.get_or_build("engine", "two", {"n": 2}, write())
-    assert store.find(one.label).path == store.find("one").path == store.find(one.key[:8]).path == one.path
-    with pytest.raises(StoreError, match="several artifacts"):
-        store.find("two")
-    with pytest.raises(StoreError, match="no such artifact"):
+    for name in (one.label, "engine/one", "one", one.key[:8]):
+        assert store.find(name).path == one.path
+    with pytest.raises(InputError, match="several artifacts"):
+        store.find("engine/two")
+    with pytest.raises(InputError, match="no such artifact"):
         store.find("three")
 
 

@@ -13,6 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from conch import AsyncClient, Client
+from conch.commands.bench import bench
+from conch.commands.chat import chat
+from conch.commands.generate import generate
 from conch_build.errors import (
     DeadlineError,
     RequestError,
@@ -116,9 +119,6 @@ def test_importing_conch_is_fast() -> None:
 
 
 def test_the_commands_speak_to_the_stack(url: str, gateway: Gateway) -> None:
-    from conch.commands.chat import chat
-    from conch.commands.generate import generate
-
     runner = CliRunner()
     result = runner.invoke(generate, ["1, 2, 3, 4, 5,", "--url", url, "--max-tokens", "6", "--json"])
     assert json.loads(result.output)["text"] == " 6, 7,"
@@ -134,8 +134,31 @@ def test_the_commands_speak_to_the_stack(url: str, gateway: Gateway) -> None:
     assert result.output.count("> ") == 3
     result = runner.invoke(chat, ["-m", "x", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 5
-    for address in ("nonsense", "ftp://x", "http://[::1", ""):
-        assert runner.invoke(chat, ["-m", "x", "--url", address]).exit_code == 2
+    result = runner.invoke(bench, ["--url", gateway.url, "--model", "foo"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and "foo" in result.stderr
+    assert not any(inner in result.stderr for inner in ("{", "status", "content-type"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8080", "nonsense", "ftp://x", "http://[::1", "http://a:b", ""])
+def test_an_address_that_is_no_gateways_is_refused_with_the_right_form(address: str) -> None:
+    for command in (chat, bench):
+        result = CliRunner().invoke(command, [*(["-m", "x"] if command is chat else []), "--url", address])
+        assert result.exit_code == 2
+        assert "Write it as http://127.0.0.1:8080." in result.stderr
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8001", "127.0.0.1", "a:b", "127.0.0.1:8001/", ""])
+def test_an_address_that_is_no_grpc_port_is_refused_with_the_right_form(address: str) -> None:
+    result = CliRunner().invoke(generate, ["x", "--url", address])
+    assert result.exit_code == 2
+    assert "Write it as 127.0.0.1:8001." in result.stderr
+
+
+def test_a_closed_port_is_told_without_the_words_of_grpc() -> None:
+    result = CliRunner().invoke(generate, ["x", "--url", "127.0.0.1:9"])
+    fix = "Is the server running, and is this its gRPC port?"
+    assert (result.exit_code, result.stderr) == (5, f"error: 127.0.0.1:9: no connection to Triton. {fix}\n")
 
 
 def test_what_no_tensor_can_hold_is_refused_before_it_is_sent() -> None:

@@ -42,9 +42,15 @@ def test_a_failed_check_says_what_to_do_and_the_exit_code_is_that_of_setup_error
         "name": "ports",
         "ok": False,
         "detail": f"in use: {port} (HTTP)",
-        "fix": "Stop what listens there, or set ports in the plan.",
+        "fix": "Stop what listens there (a running Conch may), or set ports in the plan.",
     }
     assert result.exit_code == 4
+
+
+def test_a_missing_extra_is_installed_from_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    check = found()["conch[gateway]"]
+    assert (check.detail, check.fix) == ("missing: fastapi", "pip install '.[gateway]' in Conch's checkout")
 
 
 def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

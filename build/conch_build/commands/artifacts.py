@@ -39,11 +39,17 @@ def verify(console: Console, names: tuple[str, ...]) -> None:
     """
     store = _store(console)
     chosen = [store.find(name) for name in names] if names else store.list()
-    checked = {artifact.label: artifact.damage(full=True) for artifact in chosen}
-    report = [{"artifact": label, "ok": not found, "problems": found} for label, found in checked.items()]
-    lines = [f"{label}: {'; '.join(found) or 'ok'}" for label, found in checked.items()]
+    checked = [(artifact, artifact.damage(full=True)) for artifact in chosen]
+    report = [
+        {"artifact": artifact.label, "ok": not found, "problems": found, "fix": artifact.repair if found else None}
+        for artifact, found in checked
+    ]
+    lines = [
+        f"{artifact.label}: {'; '.join(found)}. {artifact.repair}" if found else f"{artifact.label}: ok"
+        for artifact, found in checked
+    ]
     console.result(report, "\n".join(lines) or f"nothing in {store.root}")
-    if any(checked.values()):
+    if any(found for _, found in checked):
         from conch_build.errors import StoreError
 
         click.get_current_context().exit(StoreError.exit_code)

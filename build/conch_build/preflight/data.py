@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from conch_build.calibration import RECORD_FIX, parse_record
+from conch_build.calibration import RECORD_FIX, parse_record, split_texts
 from conch_build.model_info import ModelInfo
-from conch_build.plan import Plan
+from conch_build.plan import Cost, Plan, Slo
 from conch_build.preflight.registry import Violation, rule
+from conch_build.quantize import calibrates
 
 _KEY = "quantization.calibration.data"
 
@@ -23,16 +24,23 @@ def _calibration_file_is_readable(plan: Plan) -> Iterator[Violation]:
         yield Violation(_KEY, f"{path} is neither .txt nor .jsonl", "Name such a file, `builtin` or `self`.")
         return
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         yield Violation(_KEY, f"{path} cannot be read: {reason}", "Correct the path or the file.")
         return
-    fault = _bad_record(lines) if path.suffix == ".jsonl" else None
-    if not any(line.strip() for line in lines):
+    records = path.suffix == ".jsonl"
+    lines = content.split("\n")
+    fault = _bad_record(lines) if records else None
+    texts = sum(bool(line.strip()) for line in lines) if records else len(split_texts(content))
+    wanted = plan.quantization.calibration.samples
+    if not texts:
         yield Violation(_KEY, f"{path} is empty", "Put text in it, or use `builtin`.")
     elif fault:
         yield Violation(_KEY, f"{path}, {fault}", RECORD_FIX)
+    elif texts < wanted and calibrates(plan.quantization.format):
+        fewer = f"{path} holds {texts} texts, fewer than the {wanted} of `samples`"
+        yield Violation(_KEY, fewer, "Add texts, or lower `quantization.calibration.samples`.", "warning")
 
 
 def _bad_record(lines: list[str]) -> str | None:
@@ -43,6 +51,14 @@ def _bad_record(lines: list[str]) -> str | None:
         except ValueError as error:
             return f"line {number} {error}"
     return None
+
+
+@rule("plan.unused")
+def _nothing_is_set_in_vain(plan: Plan) -> Iterator[Violation]:
+    fix = "Leave it out, or keep it as a note."
+    for key, is_set in (("slo", plan.slo != Slo()), ("cost", plan.cost != Cost())):
+        if is_set:
+            yield Violation(key, "no command of this version reads it", fix, "warning")
 
 
 @rule("model.no-chat-template")

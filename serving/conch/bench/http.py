@@ -14,11 +14,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from conch.bench.figures import Timing
-from conch_build.errors import InputError, ServiceError, UnavailableError
+from conch.remote import refusal
+from conch_build.errors import ConchError, InputError, ServiceError, UnavailableError
 
 
 async def timed_chat(url: str, body: Mapping[str, Any]) -> Timing:
-    """Send `body` to `/v1/chat/completions` and time its tokens. Raises ServiceError or UnavailableError."""
+    """Send `body` to `/v1/chat/completions` and time its tokens. Raises what a refusal stands for, or ServiceError."""
     payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     host, port = _address(url)
     head = (
@@ -36,7 +37,7 @@ async def timed_chat(url: str, body: Mapping[str, Any]) -> Timing:
         writer.write(head.encode() + payload)
         status = (await reader.readline()).split(b" ", 2)
         if len(status) < 2 or status[1] != b"200":
-            raise ServiceError(await _complaint(reader, status), where=url)
+            raise await _refusal(reader, status, url)
         await reader.readuntil(b"\r\n\r\n")
         return await _timed_events(reader, started, url)
     except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -70,10 +71,11 @@ def _usage(tail: bytes) -> dict[str, int] | None:
     return None
 
 
-async def _complaint(reader: asyncio.StreamReader, status: list[bytes]) -> str:
-    text = (await reader.read(65536)).decode("utf-8", "replace")
-    code = status[1].decode("ascii", "replace") if len(status) > 1 else "no"
-    return f"status {code}: {text.partition(chr(13) + chr(10) * 1)[2][-300:] or text[-300:]}"
+async def _refusal(reader: asyncio.StreamReader, status: list[bytes], url: str) -> ConchError:
+    if len(status) < 2 or not status[1].isdigit():
+        return ServiceError("its answer is not HTTP", where=url)
+    await reader.readuntil(b"\r\n\r\n")
+    return refusal(int(status[1]), await reader.read(), url)
 
 
 def _address(url: str) -> tuple[str, int]:

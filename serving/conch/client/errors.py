@@ -24,6 +24,8 @@ from conch_build.errors import (
 
 _TAG = re.compile(r"\[(?P<name>\w+Error)(?: param=(?P<param>\S*))?(?: code=(?P<code>\S*?))?\] ?(?P<text>(?s:.*))")
 _UNKNOWN_MODEL = re.compile(r"unknown model: '([^']+)'")
+_NOBODY = ("failed to connect", "errors resolving", "DNS resolution failed")
+"""How gRPC says at length what `no connection` says."""
 _LOST = ("not healthy", "is not ready", "not ready for inference", "connection was terminated")
 
 
@@ -49,7 +51,8 @@ def from_rpc(error: grpc.RpcError, url: str) -> ConchError:
     details = _one_line(error.details() or code.name)
     if code is grpc.StatusCode.UNAVAILABLE:
         fix = "Is the server running, and is this its gRPC port?"
-        return UnavailableError(f"no connection to Triton: {details}", where=url, fix=fix)
+        reason = "" if details.startswith(_NOBODY) else f": {details}"
+        return UnavailableError(f"no connection to Triton{reason}", where=url, fix=fix)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError("no complete answer within the timeout", where=url)
     if code is grpc.StatusCode.CANCELLED:

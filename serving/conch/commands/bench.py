@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from conch.remote import gateway_url
 from conch_build.console import Console, table, with_console
 from conch_build.errors import InputError
 
@@ -21,7 +22,7 @@ def bench(console: Console, url: str, model: str | None, concurrency: str, max_t
     """Stream chat answers at each concurrency and print tokens/s, time to first token, inter-token latency."""
     from conch.bench.load import Workload, sweep
 
-    levels = _levels(concurrency)
+    url, levels = gateway_url(url), _levels(concurrency)
     workload = Workload(model or _only_model(url), max_tokens)
     rows = asyncio.run(sweep(url, workload, levels, rounds=rounds, say=console.note))
     console.result(

@@ -8,23 +8,10 @@ from typing import Any
 
 import click
 
+from conch.remote import gateway_url, refusal
 from conch_build.console import Console, with_console
-from conch_build.errors import (
-    ConchError,
-    InputError,
-    NotFoundError,
-    OverloadedError,
-    RequestError,
-    ServiceError,
-    SetupError,
-    UnavailableError,
-)
-
-_ERRORS: dict[int, type[ConchError]] = {
-    404: NotFoundError,
-    429: OverloadedError,
-    503: UnavailableError,
-}
+from conch_build.errors import ConchError, InputError, ServiceError, UnavailableError
+from conch_build.extras import require
 
 
 @click.command()
@@ -45,6 +32,7 @@ def chat(
     """Talk to the model behind the gateway. Ctrl-C stops an answer, Ctrl-D leaves."""
     if console.as_json and message is None:
         raise InputError("--json needs a message", fix="Give it with -m.")
+    url = gateway_url(url)
     options = {"max_tokens": max_tokens, "temperature": temperature}
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     if message is not None:
@@ -96,7 +84,7 @@ class _Answer:
     def __init__(self, url: str, messages: list[dict[str, str]], options: dict[str, Any]) -> None:
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] | None = None
-        self._url = url.rstrip("/")
+        self._url = url
         self._body = {
             **options,
             "messages": messages,
@@ -105,20 +93,19 @@ class _Answer:
         }
 
     def __iter__(self) -> Iterator[str]:
-        try:
-            import httpx
-        except ImportError:
-            raise SetupError("httpx is missing", fix="Run `pip install conch[gateway]`.") from None
+        require("chat", "gateway", "httpx")
+        import httpx
+
         timeout = httpx.Timeout(None, connect=5)
         try:
             with httpx.stream(
                 "POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=timeout, trust_env=False
             ) as response:
                 if response.status_code != 200:
-                    raise self._error(response.status_code, response.read())
+                    raise refusal(response.status_code, response.read(), self._url)
                 yield from self._texts(response.iter_lines())
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise InputError(f"is not an address: {error}", where=self._url or "--url") from None
+            raise InputError(f"is not an address: {error}", where=self._url) from None
         except httpx.ConnectError:
             fix = "Is the gateway running? `conch serve` starts it."
             raise UnavailableError("no connection", where=self._url, fix=fix) from None
@@ -141,14 +128,3 @@ class _Answer:
                 if text := choice["delta"].get("content"):
                     yield text
         raise ServiceError("the stream ended before its end", where=self._url)
-
-    def _error(self, status: int, body: bytes) -> ConchError:
-        try:
-            error = json.loads(body)["error"]
-            message = str(error["message"])
-        except (ValueError, KeyError, TypeError):
-            return ServiceError(f"HTTP status {status}, and no explanation", where=self._url)
-        kind = _ERRORS.get(status, RequestError if status < 500 else ServiceError)
-        if issubclass(kind, RequestError):
-            return kind(message, param=error.get("param"), code=error.get("code"))
-        return kind(message, where=self._url)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from conch.remote import grpc_url
 from conch_build.console import Console, with_console
 from conch_build.errors import InputError
 
@@ -45,7 +46,7 @@ def generate(
     from conch.client import Client
 
     given: str | Sequence[int] = _parse(ids) if ids is not None else prompt or ""
-    with Client(url, timeout=timeout) as client:
+    with Client(grpc_url(url), timeout=timeout) as client:
         started = time.perf_counter()
         if stream:
             for delta in client.stream(given, stop_words=stop, **sampling):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch_build.errors import SetupError
+from conch_build.extras import pip_install
 
 SECURITY_FLOOR = (2, 59)
 """The first server version (25.07) with the fixes that a server others can reach must have."""
@@ -73,7 +74,7 @@ def find_tritonserver() -> TritonInstall:
     on_path = shutil.which("tritonserver")
     binary = Path(on_path).resolve() if on_path else _CONTAINER
     if not binary.is_file():
-        raise SetupError("no tritonserver found", fix="pip install 'conch[cpu]', or run in a tritonserver container.")
+        raise SetupError("no tritonserver found", fix=f"{pip_install('cpu')}, or run in a tritonserver container.")
     return TritonInstall(binary, binary.parents[1] / "backends", None, ())
 
 
