@@ -87,3 +87,8 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.rstrip().endswith("heavy:"), run.stdout
+
+
+def test_pytest_looks_into_tests_build(request: pytest.FixtureRequest) -> None:
+    """ "build" is among the folders that pytest leaves out unless told otherwise."""
+    assert "build" not in request.config.getini("norecursedirs")
