@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from conch_build.pipeline import BuildResult
     from tests.contract.conftest import Gateway
 
-ROUNDS = 8
+ROUNDS = 12
 """At most. Noise only ever slows a round down, so the best of each side counts and more rounds may tell more."""
-GOAL = {1: 0.85, 8: 0.85, 32: 0.75}
-"""Share of the bare loop's tokens/s that is to reach the client, by concurrency."""
-MARGIN = 0.15
-"""What a noisy machine may take from the stack alone: its processes compete for the cores, the loop has them."""
+LEAST = {1: 0.85, 8: 0.85, 32: 0.75}
+"""Share of the bare loop's tokens/s that must reach the client, by concurrency."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("concurrency", GOAL)
+@pytest.mark.parametrize("concurrency", LEAST)
 def test_the_stack_keeps_most_of_the_bare_loops_speed(
     bare_loop: BareLoop, gateway: Gateway, concurrency: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,11 +36,11 @@ def test_the_stack_keeps_most_of_the_bare_loops_speed(
         figures = asyncio.run(run_round(gateway.url, workload, concurrency, concurrency, first=first))
         through = max(through, figures.tokens_per_second)
         ratio = through / alone
-        if attempt >= 2 and ratio >= GOAL[concurrency]:
+        if attempt >= 2 and ratio >= LEAST[concurrency]:
             break
     with capsys.disabled():
         print(f"\n{concurrency:2} streams: bare loop {alone:.0f} tok/s, stack {through:.0f} tok/s, ratio {ratio:.2f}")
-    assert ratio >= GOAL[concurrency] - MARGIN
+    assert ratio >= LEAST[concurrency]
 
 
 @pytest.fixture(scope="module")
