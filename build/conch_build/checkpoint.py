@@ -19,10 +19,11 @@ from conch_build.hub import hub_config, hub_snapshot
 from conch_build.inspection import inspect
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Model
+from conch_build.quantized import QUANTIZED_HEAD
 from conch_build.sample import CONFIG, sample_gguf
 
 SAMPLE = "sample"
-_FINGERPRINTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.py")
+_FINGERPRINTED = ("*.safetensors", QUANTIZED_HEAD, "*.json", "*.jinja", "*.txt", "*.py")
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ Loads no weights and imports no model code. What is wrong is collected, so that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from conch_build.compile.openvino.layouts import Wanted, layout_of, wanted_tensors
 from conch_build.errors import CheckpointError
-from conch_build.families import COMPILABLE, HEAD, expected_tensors
+from conch_build.families import COMPILABLE, HEAD, complete, expected_tensors, refusal
 from conch_build.files import read_json
 from conch_build.model_info import ModelInfo, model_info
 from conch_build.weights import Weights, read_weights
@@ -34,8 +37,17 @@ def inspect(folder: Path, *, trust_remote_code: bool = False) -> tuple[ModelInfo
         info = model_info(folder, config, generation, tokenizer_config, ids, weights)
     except CheckpointError as error:
         return None, [*problems, error]
-    if info.quantization is None:
-        problems += _wrong_tensors(folder, info, weights)
+    try:
+        layout = layout_of(info.quantization, folder) if info.quantization else None
+        dense = expected_tensors(info)
+        if "d2t" in weights.tensors:  # a draft: its head has a row for each token it can guess
+            dense[HEAD] = (*weights.tensors["d2t"].shape, info.hidden_size)
+        wanted = wanted_tensors(layout, dense, weights.tensors, str(folder / "config.json"))
+        problems += _wrong_tensors(folder, wanted, weights)
+    except CheckpointError as error:
+        return None, [*problems, error]
+    if layout is not None:  # packed tensors hold several weights an element
+        info = replace(info, parameters=sum(map(prod, dense.values())))
     return (None if problems else info), problems
 
 
@@ -105,14 +117,14 @@ def _supported(folder: Path, config: Mapping[str, Any], problems: list[Checkpoin
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if name in COMPILABLE:
-        activation = config.get("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
+        reason = refusal(complete(config))
+        if reason:
             problems.append(
                 CheckpointError(
-                    f"has `hidden_act` {activation!r}; only `silu`, which its family has, can be compiled",
+                    reason,
                     where=str(folder / "config.json"),
                     fix="Choose another model, or correct the config if it is wrong.",
-                    rule="checkpoint.activation",
+                    rule="checkpoint.unsupported",
                 )
             )
         return True
@@ -127,8 +139,7 @@ def _supported(folder: Path, config: Mapping[str, Any], problems: list[Checkpoin
     return False
 
 
-def _wrong_tensors(folder: Path, info: ModelInfo, weights: Weights) -> Iterable[CheckpointError]:
-    expected = expected_tensors(info)
+def _wrong_tensors(folder: Path, expected: Mapping[str, Wanted], weights: Weights) -> Iterable[CheckpointError]:
     missing = [name for name in expected if name not in weights.tensors]
     if missing:
         yield CheckpointError(
@@ -139,9 +150,9 @@ def _wrong_tensors(folder: Path, info: ModelInfo, weights: Weights) -> Iterable[
             rule="checkpoint.missing-tensor",
         )
     shapes = [
-        f"`{name}` is {list(weights.tensors[name].shape)}, not {list(shape)}"
-        for name, shape in expected.items()
-        if name in weights.tensors and weights.tensors[name].shape != shape
+        f"`{name}` is {list(weights.tensors[name].shape)}, not {' or '.join(str(list(s)) for s in wanted.shapes)}"
+        for name, wanted in expected.items()
+        if name in weights.tensors and weights.tensors[name].shape not in wanted.shapes
     ]
     if shapes:
         more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
@@ -150,6 +161,19 @@ def _wrong_tensors(folder: Path, info: ModelInfo, weights: Weights) -> Iterable[
             where=str(folder),
             fix="Use the config.json that belongs to these weights.",
             rule="checkpoint.tensor-shape",
+        )
+    dtypes = [
+        f"`{name}` is {weights.tensors[name].dtype}, not {' or '.join(wanted.dtypes)}"
+        for name, wanted in expected.items()
+        if name in weights.tensors and weights.tensors[name].dtype not in wanted.dtypes
+    ]
+    if dtypes:
+        more = f" and {len(dtypes) - 3} more" if len(dtypes) > 3 else ""
+        yield CheckpointError(
+            f"holds tensors that its `quantization_config` does not account for: {'; '.join(dtypes[:3])}{more}",
+            where=str(folder),
+            fix="Use the config.json that belongs to these weights, or name the original checkpoint.",
+            rule="checkpoint.tensor-dtype",
         )
 
 

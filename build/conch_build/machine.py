@@ -15,6 +15,13 @@ def memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def free_memory_bytes() -> int:
+    """RAM that can still be taken without another process losing its own."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min(available, memory_bytes())
+
+
 def has_bf16() -> bool:
     """Whether the CPU has bf16 arithmetic that OpenVINO uses."""
     import openvino as ov

@@ -11,11 +11,14 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from conch_build.errors import StoreError
+from conch_build.machine import free_memory_bytes
+from conch_build.sizing import kv_bytes_per_token
 
 Kind = Literal["checkpoint", "quantized", "engine", "repository"]
 
 ARTIFACT_FILE = "manifest.json"
 ENGINE_FILE = "engine.json"
+DRAFT_DIR = "draft"
 SCHEMA = 1
 
 
@@ -68,6 +71,9 @@ class EngineKvCache(_Record):
     dtype: Literal["u8", "bf16", "f32"]
     tokens_per_block: int
     size_bytes: int
+    """Of target and draft together."""
+    free_memory_fraction: float | None = None
+    """Take so much of what is free when the engine is loaded, instead of `size_bytes`."""
     reuse: bool
 
 
@@ -76,6 +82,13 @@ class EngineQuantization(_Record):
     group_size: int | None = None
     producer: str | None = None
     """Who quantized, as `modelopt 0.47.0`; None when nothing was."""
+
+
+class EngineSpeculation(_Record):
+    method: Literal["none", "draft", "ngram"] = "none"
+    """With `draft` the draft model is an engine of its own in the folder DRAFT_DIR."""
+    max_draft_len: int = 0
+    max_matching_ngram_size: int = 0
 
 
 class EngineCheckpoint(_Record):
@@ -101,6 +114,10 @@ class EngineManifest(_Record):
     vocab_size: int
     sliding_windows: list[int]
     """Tokens that each layer looks back; 0: all."""
+    attention_scale: float | None = None
+    """What queries times keys are multiplied with; None: 1/sqrt(head_dim)."""
+    attention_softcap: float | None = None
+    """Scores s become cap * tanh(s / cap); None: they stay as they are."""
     end_ids: list[int]
     """Every id that ends an answer: config, generation config and tokenizer together."""
     bos_id: int | None
@@ -117,11 +134,37 @@ class EngineManifest(_Record):
     top_candidates: int
     """K of the TopK in the sampling head."""
     quantization: EngineQuantization
+    speculation: EngineSpeculation = EngineSpeculation()
     checkpoint: EngineCheckpoint = EngineCheckpoint()
     cpu_features: list[str] = []
     """CPU flags that the engine needs."""
     versions: dict[str, str] = {}
     build_seconds: dict[str, float] = {}
+
+    @property
+    def query_scale(self) -> float:
+        """What queries times keys are multiplied with."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one KV block over all layers; a layer with a sliding window keeps all of it, too."""
+        a_token = kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, self.kv_cache.dtype)
+        return self.kv_cache.tokens_per_block * a_token
+
+    @property
+    def kv_layout(self) -> str:
+        """The same for engines that can use each other's KV blocks."""
+        weights = (self.checkpoint.sha256, self.quantization.format, self.quantization.group_size, self.precision)
+        shape = (self.num_layers, self.num_kv_heads, self.head_dim)
+        cache = (self.kv_cache.dtype, self.kv_cache.tokens_per_block)
+        return "/".join(map(str, (*weights, *shape, *cache)))
+
+    def num_blocks(self, draft: EngineManifest | None = None) -> int:
+        """Blocks that the KV cache's budget holds; those of the draft model, where there is one, beside them."""
+        fraction, size = self.kv_cache.free_memory_fraction, self.kv_cache.size_bytes
+        budget = size if fraction is None else int(fraction * free_memory_bytes())
+        return budget // (self.kv_block_bytes + (draft.kv_block_bytes if draft else 0))
 
     def save(self, folder: Path) -> None:
         (folder / ENGINE_FILE).write_text(self.to_json(), encoding="utf-8")

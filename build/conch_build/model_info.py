@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conch_build.errors import CheckpointError
-from conch_build.families import EMBEDDING, HEAD
+from conch_build.families import EMBEDDING, EXPERTS, HEAD, complete
 from conch_build.files import read_json
 from conch_build.weights import Weights
 
@@ -30,12 +30,17 @@ class ModelInfo:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
+    """Of the MLP, or of one expert."""
+    num_experts: int
+    """0: the MLP is dense."""
     vocab_size: int
     max_position_embeddings: int
     dtype: str
     tied_embeddings: bool
     rope: Mapping[str, Any]
     """`theta`, and `scaling`: None or the config's own mapping."""
+    trained_positions: int
+    """Positions before any stretching by LongRoPE; `max_position_embeddings` where there is none."""
     sliding_window: int | None
     end_ids: tuple[int, ...]
     """Every id that ends an answer: config, generation_config and tokenizer together, sorted. 0 is an id."""
@@ -64,10 +69,13 @@ def model_info(
     Raises CheckpointError if a size in the config is unusable.
     """
 
+    config = complete(config)
+
     def number(key: str, default: int | None = None) -> int:
         return whole_number(config, key, default, where=folder / "config.json")
 
     heads = number("num_attention_heads")
+    experts, inner = EXPERTS.get(str(config.get("model_type")), (None, "intermediate_size"))
     tied = bool(config.get("tie_word_embeddings", False))
     embedding = weights.tensors.get(EMBEDDING)
     stored_twice = tied and HEAD in weights.tensors
@@ -79,12 +87,14 @@ def model_info(
         num_attention_heads=heads,
         num_kv_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", number("hidden_size") // heads),
-        intermediate_size=number("intermediate_size"),
+        intermediate_size=number(inner),
+        num_experts=number(experts) if experts else 0,
         vocab_size=number("vocab_size"),
         max_position_embeddings=number("max_position_embeddings"),
         dtype=_dtype(config, embedding.dtype if embedding else ""),
         tied_embeddings=tied,
         rope=_rope(config),
+        trained_positions=number("original_max_position_embeddings", number("max_position_embeddings")),
         sliding_window=sliding_window(config),
         end_ids=_end_ids(config, generation, tokenizer_config, ids),
         bos_id=_first_id(config.get("bos_token_id"), generation.get("bos_token_id")),
@@ -93,7 +103,7 @@ def model_info(
         parameters=sum(t.size for name, t in weights.tensors.items() if not (stored_twice and name == HEAD)),
         embedding_parameters=embedding.size if embedding else 0,
         weight_bytes=weights.byte_count,
-        quantization=_quantization(folder, config),
+        quantization=stored_quantization(folder, config),
         notes=tuple(_notes(config, weights, stored_twice, ids)),
     )
 
@@ -130,8 +140,8 @@ def whole_number(config: Mapping[str, Any], key: str, default: int | None = None
 
 def sliding_window(config: Mapping[str, Any]) -> int | None:
     """Tokens that attention looks back, if the model limits them."""
-    # Qwen writes a window and a switch that is off unless set; Mistral has no switch.
-    used = config.get("use_sliding_window", config.get("model_type") == "mistral")
+    # Qwen writes a window and a switch that is off unless set; others have no switch, and Llama no window.
+    used = config.get("use_sliding_window", not str(config.get("model_type")).startswith(("llama", "qwen")))
     window = config.get("sliding_window")
     return window if used and isinstance(window, int) else None
 
@@ -146,12 +156,7 @@ def _dtype(config: Mapping[str, Any], stored: str) -> str:
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or (parameters if parameters.get("rope_type") != "default" else None)
-    return {
-        "theta": config.get("rope_theta", parameters.get("rope_theta", 10000.0)),
-        "scaling": scaling or None,
-    }
+    return {"theta": config.get("rope_theta", 10000.0), "scaling": config.get("rope_scaling") or None}
 
 
 def _has_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> bool:
@@ -159,7 +164,8 @@ def _has_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> boo
     return bool(tokenizer_config.get("chat_template")) or any((folder / name).is_file() for name in files)
 
 
-def _quantization(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def stored_quantization(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How a checkpoint is quantized already, as its config or ModelOpt's own file says; None: it is not."""
     named = config.get("quantization_config")
     if isinstance(named, dict):
         return named

@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from conch_build.adapter_registry import AdapterRegistry
 from conch_build.errors import BuildError, ConchError, SetupError
 from conch_build.plan import Plan
 
@@ -22,8 +23,8 @@ _MODELS = {
 _CONFIG = "config.pbtxt"
 
 
-def pack(engine: Path, out: Path, plan: Plan) -> None:
-    """Write the repository of an engine artifact into `out`.
+def pack(engine: Path, out: Path, plan: Plan, registry: AdapterRegistry | None = None) -> None:
+    """Write the repository of an engine artifact, and of the adapters it may serve, into `out`.
 
     Raises BuildError when a template does not fill, parse or connect.
     """
@@ -31,6 +32,8 @@ def pack(engine: Path, out: Path, plan: Plan) -> None:
     templates = templates_dir()
     for model in _MODELS[layout_of(plan)]:
         _write_model(templates / model, out / model, values)
+    if registry is not None:
+        registry.save(out / "tensorrt_llm")
     check_repository(out)
 
 

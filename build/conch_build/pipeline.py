@@ -17,11 +17,13 @@ from typing import Any
 
 from conch_build import checkpoint as checkpoints
 from conch_build import pack, preflight
+from conch_build.adapter_registry import register
 from conch_build.checkpoint import Checkpoint
 from conch_build.extras import lacking
 from conch_build.files import home, sha256_file
-from conch_build.manifest import EngineCheckpoint, EngineManifest
-from conch_build.plan import Plan
+from conch_build.manifest import DRAFT_DIR, EngineCheckpoint, EngineManifest
+from conch_build.plan import Plan, plan_of_draft
+from conch_build.sizing import kv_pool_bytes_for
 from conch_build.store import Artifact, Store
 from conch_build.units import format_bytes, format_seconds
 
@@ -55,6 +57,15 @@ class BuildResult:
         }
 
 
+@dataclass(frozen=True)
+class Draft:
+    """The draft model of a plan: what it is made from, and as which plan it would be built."""
+
+    plan: Plan
+    checkpoint: Checkpoint
+    quantized: Artifact
+
+
 def build(
     plan: Plan,
     store: Store | None = None,
@@ -76,23 +87,25 @@ def build(
     for violation in violations:
         say(str(violation))
     checkpoint = checkpoints.resolve(plan.model, cache_dir, say=say)
-    fingerprint = checkpoint.sha256
     parameters = f"{checkpoint.info.parameters / 1e6:,.0f}M parameters"
     say(f"checkpoint  {plan.model.checkpoint}: {checkpoint.info.architecture}, {parameters}")
     log = None if verbose else home() / "logs" / f"{plan.name}-build.log"
 
-    quantized = _quantized(plan, store, checkpoint, fingerprint, log, force, say)
-    engine = _engine(plan, store, checkpoint, fingerprint, quantized, log, force)
+    quantized = _quantized(plan, store, checkpoint, log, force, say)
+    draft = _draft(plan, store, cache_dir, log, force, say)
+    engine = _engine(plan, store, checkpoint, quantized, draft, log, force)
     say(_line(engine))
+    registry = register(plan.engine.lora, checkpoint.info)
     repository = store.get_or_build(
         "repository",
         plan.name,
         {
             "engine": {"key": engine.key, "path": str(engine.path)},
             "layout": pack.layout_of(plan),
+            "adapters": registry.model_dump(mode="json") if registry else None,
             "code": _sources(_HERE / "pack.py", pack.templates_dir()),
         },
-        lambda out: pack.pack(engine.path, out, plan),
+        lambda out: pack.pack(engine.path, out, plan, registry),
         versions=_versions("conch"),
         force=force,
     )
@@ -104,7 +117,6 @@ def _quantized(
     plan: Plan,
     store: Store,
     checkpoint: Checkpoint,
-    fingerprint: str,
     log: Path | None,
     force: bool,
     say: Say,
@@ -121,7 +133,7 @@ def _quantized(
         "quantized",
         f"{_slug(plan.model.checkpoint)}-{settings.format}",
         {
-            "checkpoint": fingerprint,
+            "checkpoint": checkpoint.sha256,
             "quantization": deciding_settings(settings),
             "trust_remote_code": trusted,
             "code": _sources(*(_HERE / name for name in ("quantize.py", "calibration.py"))) if quantizes else "",
@@ -134,12 +146,23 @@ def _quantized(
     return artifact
 
 
+def _draft(plan: Plan, store: Store, cache_dir: Path | None, log: Path | None, force: bool, say: Say) -> Draft | None:
+    """The draft model of a plan, quantized as its target is unless it comes quantized."""
+    own = plan_of_draft(plan)
+    if own is None:
+        return None
+    checkpoint = checkpoints.resolve(own.model, cache_dir, say=say)
+    if checkpoint.info.quantization is not None:
+        own = own.model_copy(update={"quantization": own.quantization.model_copy(update={"format": "none"})})
+    return Draft(own, checkpoint, _quantized(own, store, checkpoint, log, force, say))
+
+
 def _engine(
     plan: Plan,
     store: Store,
     checkpoint: Checkpoint,
-    fingerprint: str,
     quantized: Artifact,
+    draft: Draft | None,
     log: Path | None,
     force: bool,
 ) -> Artifact:
@@ -150,14 +173,23 @@ def _engine(
 
         with quantized.hold() as folder, quiet(log):
             manifest = compile_engine(folder, out, plan, checkpoint.info)
-        _complete(manifest, checkpoint, fingerprint, quantized).save(out)
+        drafts = None
+        if draft is not None:
+            (out / DRAFT_DIR).mkdir()
+            with draft.quantized.hold() as folder, quiet(log):
+                drafts = compile_engine(folder, out / DRAFT_DIR, draft.plan, draft.checkpoint.info)
+            _complete(drafts, draft.checkpoint, draft.quantized).save(out / DRAFT_DIR)
+        manifest = _complete(manifest, checkpoint, quantized)
+        _sized(manifest, drafts, plan).save(out)
 
     return store.get_or_build(
         "engine",
         plan.name,
         {
             "quantized": quantized.key,
-            "engine": plan.engine.model_dump(mode="json"),
+            "draft": draft.quantized.key if draft else None,
+            # Slots are put into the graph when it is loaded: adapters change the repository alone.
+            "engine": plan.engine.model_dump(mode="json", exclude={"lora"}),
             "kv_cache": plan.quantization.kv_cache,
             "code": _sources(_HERE / "compile" / plan.engine.backend),
         },
@@ -167,13 +199,21 @@ def _engine(
     )
 
 
-def _complete(
-    manifest: EngineManifest, checkpoint: Checkpoint, fingerprint: str, quantized: Artifact
-) -> EngineManifest:
+def _sized(manifest: EngineManifest, draft: EngineManifest | None, plan: Plan) -> EngineManifest:
+    """The KV cache's size where the plan gives it as a number of requests."""
+    requests = plan.engine.kv_cache.concurrency
+    if requests is None:
+        return manifest
+    block = manifest.kv_block_bytes + (draft.kv_block_bytes if draft else 0)
+    size = kv_pool_bytes_for(requests, manifest.max_seq_len, manifest.kv_cache.tokens_per_block, block)
+    return manifest.model_copy(update={"kv_cache": manifest.kv_cache.model_copy(update={"size_bytes": size})})
+
+
+def _complete(manifest: EngineManifest, checkpoint: Checkpoint, quantized: Artifact) -> EngineManifest:
     """What the compiler cannot know: where the weights came from and what was done to them before."""
     return manifest.model_copy(
         update={
-            "checkpoint": EngineCheckpoint(source=checkpoint.source, sha256=fingerprint),
+            "checkpoint": EngineCheckpoint(source=checkpoint.source, sha256=checkpoint.sha256),
             "versions": {**quantized.manifest.versions, **manifest.versions},
             "build_seconds": {"quantize": quantized.manifest.seconds, **manifest.build_seconds},
         }

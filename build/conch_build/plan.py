@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conch_build.errors import PlanError
 from conch_build.units import ByteSize, Duration
@@ -60,9 +60,21 @@ class Quantization(_Part):
 
 class KvCache(_Part):
     size: ByteSize = 1 << 30
+    """Or, instead of a size:"""
+    free_memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """So much of the memory that is free when the engine is loaded."""
+    concurrency: Count | None = None
+    """What so many requests of `max_seq_len` tokens need."""
     tokens_per_block: Count = 32
     reuse: bool = True
     """Keep the blocks of finished prompts and share them with requests that start the same."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> KvCache:
+        given = [name for name in ("size", "free_memory_fraction", "concurrency") if name in self.model_fields_set]
+        if len(given) > 1:
+            raise ValueError(f"its size is given twice, by {' and '.join(given)}: leave one")
+        return self
 
 
 class Parallel(_Part):
@@ -73,14 +85,20 @@ class Parallel(_Part):
 class Speculation(_Part):
     method: Literal["none", "draft", "ngram", "eagle3", "medusa", "lookahead"] = "none"
     checkpoint: str | None = None
-    max_draft_len: Count | None = None
+    """Of the draft model; `conch draft` makes one."""
+    max_draft_len: Count = 4
+    """Tokens guessed at most, to be verified in one step."""
+    max_matching_ngram_size: Count = 3
+    """ngram: the last tokens, so many and then fewer, are sought in what came before."""
 
 
 class Lora(_Part):
     max_rank: Count = 16
+    """Largest rank that an adapter may have; memory and time of a slot grow with it."""
     max_loaded: Count = 4
+    """Adapters that are in memory at once; the one that was not used for longest makes room."""
     adapters: dict[str, str] = Field(default_factory=dict)
-    """Name -> PEFT directory."""
+    """Name -> PEFT directory. Requests choose one by its name as their model."""
 
 
 class Engine(_Part):
@@ -172,6 +190,16 @@ def parse_plan(text: str, *, source: str = "plan", folder: Path | None = None) -
     except ValidationError as error:
         raise PlanError("; ".join(_describe(error)), where=source) from None
     return plan if folder is None else _anchored(plan, folder)
+
+
+def plan_of_draft(plan: Plan) -> Plan | None:
+    """The plan that would build the draft model of `plan` alone; None if it has none."""
+    speculation = plan.engine.speculation
+    if speculation.method != "draft" or speculation.checkpoint is None:
+        return None
+    model = Model(checkpoint=speculation.checkpoint)
+    engine = plan.engine.model_copy(update={"speculation": Speculation(), "lora": Lora()})
+    return plan.model_copy(update={"model": model, "engine": engine})
 
 
 def plan_schema() -> dict[str, Any]:
@@ -273,23 +301,30 @@ def _part_at(location: tuple[Any, ...]) -> type[BaseModel] | None:
 def _anchored(plan: Plan, folder: Path) -> Plan:
     """Paths in the plan made absolute: they are written from the plan's own folder."""
 
+    def here(value: str) -> str:
+        return str((folder / Path(value).expanduser()).absolute())
+
     def anchor(value: str) -> str:
-        candidate = (folder / Path(value).expanduser()).absolute()
-        looks_local = value.startswith((".", "/", "~")) or candidate.exists()
-        return str(candidate) if looks_local else value
+        looks_local = value.startswith((".", "/", "~")) or Path(here(value)).exists()
+        return here(value) if looks_local else value
 
     model = plan.model.model_copy(update={"checkpoint": anchor(plan.model.checkpoint)})
     if plan.model.checkpoint == "sample":
         model = plan.model
     data = plan.quantization.calibration.data
     if data not in ("builtin", "self"):
-        calibration = plan.quantization.calibration.model_copy(
-            update={"data": str((folder / Path(data).expanduser()).absolute())}
-        )
+        calibration = plan.quantization.calibration.model_copy(update={"data": here(data)})
         quantization = plan.quantization.model_copy(update={"calibration": calibration})
     else:
         quantization = plan.quantization
-    return plan.model_copy(update={"model": model, "quantization": quantization})
+    speculation = plan.engine.speculation
+    if speculation.checkpoint is not None:
+        speculation = speculation.model_copy(update={"checkpoint": anchor(speculation.checkpoint)})
+    lora = plan.engine.lora.model_copy(
+        update={"adapters": {name: here(path) for name, path in plan.engine.lora.adapters.items()}}
+    )
+    engine = plan.engine.model_copy(update={"lora": lora, "speculation": speculation})
+    return plan.model_copy(update={"model": model, "quantization": quantization, "engine": engine})
 
 
 QUANT_FORMATS: tuple[str, ...] = typing.get_args(QuantFormat)

@@ -37,6 +37,9 @@ _CONFIGS = {
     "int4_awq": "INT4_AWQ_CFG",
     "fp8": "FP8_DEFAULT_CFG",
 }
+_WITH_HEAD = ("int8", "int4_awq")
+"""Formats that get an 8-bit lm_head: their engines multiply by it as they do by the other layers."""
+
 _REFUSED = {
     "nvfp4": "needs CUDA: ModelOpt packs its 4-bit floats with CUDA kernels",
     "w4a8_awq": "runs only in TensorRT-LLM's GPU kernels",
@@ -61,11 +64,13 @@ def quantize(
     """
     if settings.format == "none":
         _link_files(source, out)
+        if (source / QUANTIZED_HEAD).is_file():  # a checkpoint of our own comes back
+            (out / QUANTIZED_HEAD).parent.mkdir()
+            _link(source / QUANTIZED_HEAD, out / QUANTIZED_HEAD)
         return
     if settings.format not in _CONFIGS:
-        reason = "needs CUDA: ModelOpt packs 4-bit floats with CUDA kernels" if settings.format == "nvfp4" else ""
         raise BuildError(
-            f"{settings.format} {reason or 'runs only in GPU kernels'}",
+            f"{settings.format} {_REFUSED[settings.format]}",
             where="quantization.format",
             fix=f"Use one of {', '.join(_CONFIGS)} or none.",
         )
@@ -84,8 +89,8 @@ def quantize(
     _calibrate(model, tokenizer, settings, info, log, say)
     with quiet(log):
         _store_as(model, stored_dtype)
-        if settings.format == "int8":
-            _write_head(model.lm_head, out / QUANTIZED_HEAD)
+        if settings.format in _WITH_HEAD:
+            _write_head(model.lm_head.weight.data, out / QUANTIZED_HEAD)
         _export(model, out)
     _link_files(source, out, weights=False)
     check_export(out, settings.format, info)
@@ -165,7 +170,7 @@ def _calibrate(model: Any, tokenizer: Any, settings: Quantization, info: ModelIn
 
 
 def _config(settings: Quantization, info: ModelInfo, say: Say) -> dict[str, Any]:
-    """ModelOpt's configuration of the format, with the group size and the 8-bit lm_head put in."""
+    """ModelOpt's configuration of the format, with the group size put in."""
     import modelopt.torch.quantization as mtq
 
     config: dict[str, Any] = deepcopy(getattr(mtq, _CONFIGS[settings.format]))
@@ -176,9 +181,6 @@ def _config(settings: Quantization, info: ModelInfo, say: Say) -> dict[str, Any]
         for entry in config["quant_cfg"]:
             if "block_sizes" in (entry.get("cfg") or {}):
                 entry["cfg"]["block_sizes"][-1] = size
-    if settings.format == "int8":
-        # Later entries win: lm_head is left out by ModelOpt's own.
-        config["quant_cfg"].append({"quantizer_name": "*lm_head*weight_quantizer", "cfg": {"num_bits": 8, "axis": 0}})
     return config
 
 
@@ -202,17 +204,16 @@ def _store_as(model: Any, dtype: Any) -> None:
     model.config.dtype = dtype
 
 
-def _write_head(head: Any, path: Path) -> None:
-    """ModelOpt's own 8-bit values of lm_head, which its exporter would drop when lm_head is tied."""
-    from modelopt.torch.export.model_config import QUANTIZATION_INT8_WO
-    from modelopt.torch.export.quant_utils import get_weight_scaling_factor, to_quantized_weight
+def _write_head(weight: Any, path: Path) -> None:
+    """lm_head in 8 bits, a scale for each token of the vocabulary: amax / 127, as ModelOpt's int8 has it."""
+    import torch
     from safetensors.torch import save_file
 
-    scale = get_weight_scaling_factor(head)
-    weight = to_quantized_weight(head.weight.data, scale, QUANTIZATION_INT8_WO)
+    weight = weight.float()
+    scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+    values = (weight / scale[:, None]).round().clamp(-128, 127).to(torch.int8)
     path.parent.mkdir(parents=True)
-    save_file({"lm_head.weight": weight.contiguous(), "lm_head.weight_scale": scale.contiguous()}, path)
-    head.weight_quantizer.disable()
+    save_file({"lm_head.weight": values, "lm_head.weight_scale": scale}, path)
 
 
 def _export(model: Any, out: Path) -> None:
@@ -240,7 +241,11 @@ def _link_files(source: Path, out: Path, *, weights: bool = True) -> None:
         if path.name == "config.json" and not weights:
             continue  # the export's own says how it is quantized
         target.unlink(missing_ok=True)
-        try:
-            os.link(path.resolve(), target)
-        except OSError:
-            shutil.copyfile(path, target)
+        _link(path, target)
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path.resolve(), target)
+    except OSError:
+        shutil.copyfile(path, target)

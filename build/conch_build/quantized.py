@@ -19,19 +19,20 @@ share one `input_scale` and one `pre_quant_scale`, gate and up too. For int4_awq
 folded into the norm before them, whose exported weight has changed. Norms, biases, embedding and lm_head keep
 the checkpoint's dtype, and `pre_quant_scale` has it; a tied lm_head is left out.
 
-`int8` adds an 8-bit lm_head (a third of all weights in a small model) in QUANTIZED_HEAD: `lm_head.weight`
-int8 [vocab, hidden] and `lm_head.weight_scale` f32 [vocab]. It lies in a folder of its own: TensorRT-LLM and
-transformers read the top folder only, know no 8-bit lm_head, and find the checkpoint they expect.
+`int8` and `int4_awq` add an 8-bit lm_head (a third of all weights in a small model) in QUANTIZED_HEAD:
+`lm_head.weight` int8 [vocab, hidden] and `lm_head.weight_scale` f32 [vocab]. It lies in a folder of its own:
+TensorRT-LLM and transformers read the top folder only, know no 8-bit lm_head, and find the checkpoint they expect.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from conch_build.errors import BuildError
+from conch_build.families import linear_layers
+from conch_build.files import read_json
 from conch_build.model_info import ModelInfo
 from conch_build.weights import read_weights
 
@@ -39,15 +40,6 @@ QUANTIZED_HEAD = "extra/lm_head.safetensors"
 
 _STORED = {"int8": "I8", "int8_sq": "I8", "int4_awq": "U8", "fp8": "F8_E4M3"}
 """Safetensors dtype of packed weights."""
-
-_LINEAR = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
-
-
-def linear_layers(info: ModelInfo) -> Iterator[str]:
-    """Names of the layers that are quantized."""
-    for index in range(info.num_layers):
-        for part in _LINEAR:
-            yield f"model.layers.{index}.{part}_proj"
 
 
 def check_export(folder: Path, format: str, info: ModelInfo) -> None:
@@ -71,14 +63,16 @@ def check_export(folder: Path, format: str, info: ModelInfo) -> None:
 
 def producer(folder: Path) -> str | None:
     """Who quantized the checkpoint in `folder`, as `modelopt 0.47.0`; None when nobody has."""
-    config = _quant_config(folder)
-    return f"{config['producer']['name']} {config['producer']['version']}" if config else None
+    said = (_quant_config(folder) or {}).get("producer") or {}
+    return " ".join(str(said[key]) for key in ("name", "version") if key in said) or None
 
 
 def stored_group_size(folder: Path) -> int | None:
     """Weights that share a scale in the quantized checkpoint; None when a whole row or tensor does."""
-    config = _quant_config(folder)
-    return config["quantization"].get("group_size") if config else None
+    config = _quant_config(folder) or read_json(folder / "config.json")
+    said = config.get("quantization") or config.get("quantization_config") or {}
+    size = said.get("group_size")
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _quant_config(folder: Path) -> dict[str, Any] | None:

@@ -47,6 +47,11 @@ def kv_pool_blocks(size_bytes: int, tokens_per_block: int, bytes_per_token: int)
     return size_bytes // (tokens_per_block * bytes_per_token)
 
 
+def kv_pool_bytes_for(requests: int, tokens: int, tokens_per_block: int, block_bytes: int) -> int:
+    """Bytes of a pool that holds so many requests of so many tokens each, none sharing a block."""
+    return requests * blocks_for(tokens, tokens_per_block) * block_bytes
+
+
 def engine_weight_bytes(parameters: int, embedding_parameters: int, quantization: str) -> int:
     """Bytes of a compiled engine's weights: 16 bits for the embedding, the format's for the linear layers."""
     linear = parameters - embedding_parameters

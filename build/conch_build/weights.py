@@ -64,7 +64,7 @@ def read_weights(folder: Path, problems: list[CheckpointError]) -> Weights | Non
     count = len(problems)
     for name in names:
         try:
-            tensors.update(_read_header(folder / name))
+            tensors.update(read_header(folder / name))
         except CheckpointError as error:
             problems.append(error)
     if not names or len(problems) > count:
@@ -130,7 +130,8 @@ def _indexed_names(folder: Path, problems: list[CheckpointError]) -> list[str]:
     return [name for name in names if name not in missing]
 
 
-def _read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_header(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Name and place of each tensor in one file. Raises CheckpointError when the file is not whole."""
     if error := impostor(path):
         raise error
     size = path.stat().st_size

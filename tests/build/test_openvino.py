@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,21 @@ from conch.engine import Slot
 from conch.engine.runner import OpenVINORunner
 from conch_build.compile.openvino import MODEL_FILE
 from conch_build.errors import CheckpointError, CompileError
+from conch_build.families import linear_layers
 from conch_build.manifest import EngineManifest
 from conch_build.quantize import quantize
-from conch_build.quantized import QUANTIZED_HEAD, linear_layers
+from conch_build.quantized import QUANTIZED_HEAD
 from tests.build.compiled import Logits, blocks, compile_checkpoint, decode, greedy, prefill
 from tests.build.conftest import EditJson
 from tests.build.exports import FORMATS, dequantized, info_of, read, settings
+from tests.build.reference import EXACT_BOUND, PROMPT, reference, reference_greedy, reference_logits
 from tests.build.tiny import Family, write_tiny
 
 torch = pytest.importorskip("torch")
 ov = pytest.importorskip("openvino")
 
-EXACT_BOUND = 2e-5
-"""In f32 only the order of additions differs: about 20 rounding errors of 1e-7 on logits of up to 4."""
-PROMPT = np.random.default_rng(0).integers(3, 320, 70).tolist()
-"""Three blocks, the last one part empty."""
+WITH_HEAD = ("int8", "int4_awq")
+"""Formats with an 8-bit lm_head."""
 
 SMALLEST = 32 * 64
 """Elements of the smallest linear layer, k_proj."""
@@ -38,29 +39,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-
-
-def reference(source: Path, weights: dict[str, Any] | None = None) -> Any:
-    """transformers' own model in f32, with some `weights` replaced."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager")
-    if weights is not None:
-        assert not model.load_state_dict(weights, strict=False).unexpected_keys
-    return model.eval()
-
-
-def reference_logits(model: Any, ids: list[int]) -> Logits:
-    with torch.no_grad():
-        logits: Logits = model(torch.tensor([ids])).logits[0].numpy()
-    return logits
-
-
-def reference_greedy(model: Any, ids: list[int], count: int) -> list[int]:
-    answer: list[int] = []
-    for _ in range(count):
-        answer.append(int(reference_logits(model, ids + answer)[-1].argmax()))
-    return answer
 
 
 def runner_of(source: Path, out: Path, **how: Any) -> OpenVINORunner:
@@ -198,7 +176,7 @@ class Compiled:
         return {**read(folder), **head}
 
     def reference(self, format: str) -> Any:
-        """transformers with the weights that the export stands for, and its static int8 activations."""
+        """transformers with the weights that the export stands for, and its static activations."""
         tensors = self.tensors(format)
         layers = [name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")]
         suffixes = (".weight_scale", ".input_scale", ".pre_quant_scale")
@@ -207,15 +185,18 @@ class Compiled:
         model = reference(self.source, weights)
         for layer in layers:
             scale, step = tensors.get(f"{layer}.pre_quant_scale"), tensors.get(f"{layer}.input_scale")
-            step = step if format == "int8_sq" else None
-            model.get_submodule(layer).register_forward_pre_hook(_input_hook(scale, step))
+            model.get_submodule(layer).register_forward_pre_hook(_input_hook(scale, step, fp8=format == "fp8"))
         return model
 
 
-def _input_hook(scale: Any, step: Any) -> Any:
+def _input_hook(scale: Any, step: Any, *, fp8: bool) -> Any:
     def hook(module: Any, inputs: tuple[Any]) -> tuple[Any]:
         x = inputs[0] if scale is None else inputs[0] * scale.float()
-        return (x if step is None else (x / step).round().clamp(-128, 127) * step,)
+        if step is None:
+            return (x,)
+        if fp8:  # by way of f16, as OpenVINO rounds
+            return ((x / step).clamp(-448, 448).half().to(torch.float8_e4m3fn).float() * step,)
+        return ((x / step).round().clamp(-128, 127) * step,)
 
     return hook
 
@@ -263,20 +244,20 @@ def output_scale(matmul: Any) -> Any:
 def test_the_engine_holds_exactly_the_weights_that_were_exported(tiny: Compiled, format: str) -> None:
     tensors, compiled = tiny.tensors(format), linear_weights(tiny.engine(format))
     assert len(compiled) == 15
-    for layer in [*linear_layers(tiny.info), *(["lm_head"] if format == "int8" else [])]:
+    for layer in [*linear_layers(tiny.info), *(["lm_head"] if format in WITH_HEAD else [])]:
         expected = dequantized(tensors, layer).numpy()
         assert any(np.array_equal(expected, weight) for weight in compiled), layer
 
 
 @pytest.mark.parametrize(
-    ("format", "packed", "count"),
-    # Beside the 14 linear layers: the 8-bit head of int8; head and embedding of fp8, which is kept in bf16.
-    [("int8", "i8", 15), ("int8_sq", "i8", 14), ("int4_awq", "i4", 14), ("fp8", "bf16", 16)],
+    ("format", "packed"),
+    # Beside the 14 linear layers: the 8-bit head of the integer formats; head and embedding of fp8, kept in bf16.
+    [("int8", {"i8": 15}), ("int8_sq", {"i8": 14}), ("int4_awq", {"i4": 14, "i8": 1}), ("fp8", {"bf16": 16})],
 )
-def test_weights_stay_packed_in_the_engine(tiny: Compiled, format: str, packed: str, count: int) -> None:
-    types = constant_types(tiny.engine(format), smallest=SMALLEST)
-    assert types.count(packed) == count
-    assert set(types) == {packed, "bf16"}, "no copy in another type"
+def test_weights_stay_packed_in_the_engine(tiny: Compiled, format: str, packed: dict[str, int]) -> None:
+    types = Counter(constant_types(tiny.engine(format), smallest=SMALLEST))
+    assert {kind: types[kind] for kind in packed} == packed
+    assert set(types) == {*packed, "bf16"}, "no copy in another type"
 
 
 @pytest.mark.parametrize(("format", "multiplied"), [("int8", "i8"), ("int8_sq", "i8"), ("int4_awq", "i4")])
@@ -331,7 +312,8 @@ def test_precision_follows_the_type_of_the_cache(
     ("scaling", "words"),
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "rope scaling `dynamic` is not supported"),
-        ({"type": "longrope", "factor": 2.0}, "rope scaling `longrope` is not supported"),
+        ({"type": "longrope", "factor": 2.0}, "rope scaling `longrope` lacks 'long_factor'"),
+        ({"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [], "factor": 2.0}, "of another head size"),
         ({"rope_type": "linear"}, "rope scaling `linear` lacks 'factor'"),
     ],
 )

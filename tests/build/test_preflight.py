@@ -65,8 +65,20 @@ def test_a_plan_that_works_has_no_violation(tiny_llama: Path) -> None:
 BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("backend.unavailable", "engine.backend", {"engine": {"backend": "tensorrt"}}),
     ("backend.unavailable", "engine.backend", {"engine": {"backend": "pytorch"}}),
-    ("backend.speculation", "engine.speculation.method", {"engine": {"speculation": {"method": "ngram"}}}),
-    ("backend.lora", "engine.lora.adapters", {"engine": {"lora": {"adapters": {"french": "./french"}}}}),
+    ("speculation.method", "engine.speculation.method", {"engine": {"speculation": {"method": "eagle3"}}}),
+    ("speculation.method", "engine.speculation.method", {"engine": {"speculation": {"method": "lookahead"}}}),
+    ("speculation.checkpoint", "engine.speculation.checkpoint", {"engine": {"speculation": {"method": "draft"}}}),
+    (
+        "speculation.checkpoint",
+        "engine.speculation.checkpoint",
+        {"engine": {"speculation": {"method": "ngram", "checkpoint": "some/model"}}},
+    ),
+    (
+        "speculation.max-draft-len",
+        "engine.speculation.max_draft_len",
+        {"engine": {"speculation": {"method": "ngram", "max_draft_len": 2048}}},
+    ),
+    ("limits.memory", "engine.kv_cache.size", {"engine": {"kv_cache": {"concurrency": 1 << 40}}}),
     ("backend.parallel", "engine.parallel", {"engine": {"parallel": {"tensor": 2}}}),
     ("backend.parallel", "engine.parallel", {"engine": {"parallel": {"pipeline": 2}}}),
     ("backend.kv-dtype", "quantization.kv_cache", {"quantization": {"kv_cache": "fp8"}}),
@@ -135,6 +147,9 @@ KEPT: list[dict[str, Any]] = [
     {"engine": {"precision": "bf16"}, "quantization": {"kv_cache": "u8"}},
     {"quantization": {"kv_cache": "bf16"}},
     {"engine": {"kv_cache": {"tokens_per_block": 32}}, "quantization": {"kv_cache": "f32"}},
+    {"engine": {"speculation": {"method": "ngram", "max_draft_len": 2047}}},
+    {"engine": {"kv_cache": {"concurrency": 1}}},
+    {"engine": {"kv_cache": {"free_memory_fraction": 0.1}}},
     {"engine": {"lora": {"max_rank": 8}, "speculation": {"method": "none"}}},
     {"serving": {"gateway": {"host": "::1"}}},
     {"serving": {"gateway": {"host": "localhost", "port": 0}, "triton": {"http_port": 0, "grpc_port": 0}}},
@@ -201,15 +216,6 @@ def test_a_tied_head_that_differs_is_a_warning(checkpoint: Path, edit_json: Edit
     assert found(checkpoint)["model.oddity"].severity == "warning"
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_checkpoint_that_is_quantized_already_is_refused(
-    checkpoint: Path, edit_json: EditJson, quantization: str
-) -> None:
-    edit_json(checkpoint / "config.json", quantization_config={"quant_method": "awq"})
-    violations = found(checkpoint, quantization={"format": quantization})
-    assert "awq" in violations["quant.already-quantized"].message
-
-
 def test_bf16_needs_a_cpu_that_has_it(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "has_bf16", lambda: False)
     for key, plan in (
@@ -226,10 +232,24 @@ def test_a_sequence_may_be_longer_than_the_attention_window(tmp_path: Path) -> N
     assert found(write_tiny(tmp_path, "mistral", sliding_window=128)) == {}
 
 
-@pytest.mark.parametrize(("kind", "works"), [("dynamic", False), ("longrope", False), ("llama3", True)])
+@pytest.mark.parametrize(("kind", "works"), [("dynamic", False), ("longrope", True), ("llama3", True)])
 def test_rope_scaling_must_not_depend_on_the_prompt(tiny_info: ModelInfo, kind: str, works: bool) -> None:
     info = dataclasses.replace(tiny_info, rope={"theta": 1e4, "scaling": {"rope_type": kind}})
     assert ("backend.rope" not in found_for(info)) == works
+
+
+def test_longrope_frequencies_for_long_sequences_are_announced(tiny_info: ModelInfo) -> None:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+    info = dataclasses.replace(tiny_info, rope={"theta": 1e4, "scaling": scaling}, trained_positions=64)
+    violation = found_for(info, engine={"max_seq_len": 65})["backend.longrope"]
+    assert violation.severity == "warning" and "at most 64" in violation.fix
+    assert found_for(info, engine={"max_seq_len": 64}) == {}
+
+
+@pytest.mark.parametrize(("format", "works"), [("none", True), ("int8", True), ("int4_awq", False), ("fp8", False)])
+def test_experts_are_quantized_to_8_bits_or_not_at_all(tiny_info: ModelInfo, format: str, works: bool) -> None:
+    info = dataclasses.replace(tiny_info, num_experts=4)
+    assert ("quant.experts" not in found_for(info, quantization={"format": format})) == works
 
 
 # Group sizes

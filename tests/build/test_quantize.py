@@ -10,8 +10,9 @@ import pytest
 
 from conch_build import quantize as quantize_module
 from conch_build.errors import BuildError
+from conch_build.families import linear_layers
 from conch_build.quantize import deciding_settings, group_size, quantize
-from conch_build.quantized import QUANTIZED_HEAD, check_export, linear_layers, producer, stored_group_size
+from conch_build.quantized import QUANTIZED_HEAD, check_export, producer, stored_group_size
 from tests.build.exports import FORMATS, dequantized, info_of, read, settings
 from tests.build.tiny import write_tiny
 
@@ -130,10 +131,13 @@ def test_the_result_is_a_unified_checkpoint_with_its_tokenizer(
     assert stored_group_size(out) == (64 if format == "int4_awq" else None)
 
 
-def test_int8_adds_an_8_bit_head_beside_the_checkpoint(llama: Quantized, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("format", ["int8", "int4_awq"])
+def test_integer_formats_add_an_8_bit_head_beside_the_checkpoint(
+    llama: Quantized, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from safetensors.torch import load_file
 
-    out = llama.make("int8", monkeypatch)
+    out = llama.make(format, monkeypatch)
     head = load_file(out / QUANTIZED_HEAD)
     embedding = read(llama.source)["model.embed_tokens.weight"]
     assert head["lm_head.weight"].dtype == torch.int8

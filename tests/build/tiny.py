@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+Family = Literal["gemma2", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"]
+
+_OWN: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "mlp_only_layers": []},
+}
+"""What a family's own settings are beside those of all."""
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -48,15 +55,16 @@ def write_tiny(
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,
-        **({"sliding_window": None} if family == "mistral" else {}),
+        **_OWN.get(family, {}),
         **config,
     }
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings), dtype=getattr(torch, dtype))
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            # Norms near one and biases that matter: initialised ones would hide a forgotten tensor.
-            weight.copy_(torch.randn(weight.shape) * 0.1 + (1.0 if "norm" in name else 0.0))
+            # Norms near one (Gemma adds it) and biases that matter: initialised ones would hide a forgotten tensor.
+            is_norm = "norm" in name and not family.startswith("gemma")
+            weight.copy_(torch.randn(weight.shape) * 0.1 + (1.0 if is_norm else 0.0))
     path = Path(path)
     model.save_pretrained(path, **({"max_shard_size": shard_bytes} if shard_bytes else {}))
     write_tokenizer(path)

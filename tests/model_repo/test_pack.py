@@ -100,6 +100,9 @@ def test_the_engine_takes_upstreams_tensors_and_our_own(engine: Path, tmp_path: 
         "conch_timeout_ms",
         "conch_logit_bias_ids",
         "conch_logit_bias_values",
+        "conch_return_prompt_log_probs",
+        "conch_priority",
+        "conch_adapter_command",
     }
 
 

@@ -13,10 +13,10 @@ from conch_build.checkpoint import examine
 from conch_build.convert import Say
 from conch_build.errors import CheckError, CheckpointError
 from conch_build.plan import Plan
-from conch_build.preflight import backend, data, limits, quantization
+from conch_build.preflight import backend, data, limits, lora, quantization, speculation
 from conch_build.preflight.registry import MODEL_RULES, PLAN_RULES, Violation
 
-__all__ = ["Violation", "backend", "check", "data", "limits", "quantization", "raise_for"]
+__all__ = ["Violation", "backend", "check", "data", "limits", "lora", "quantization", "raise_for", "speculation"]
 
 
 def check(plan: Plan, cache_dir: Path | None = None, *, say: Say = lambda text: None) -> list[Violation]:
@@ -26,6 +26,7 @@ def check(plan: Plan, cache_dir: Path | None = None, *, say: Say = lambda text: 
     violations += [_from_error(error) for error in problems]
     if checkpoint is not None:
         violations += [found for rule in MODEL_RULES for found in rule(plan, checkpoint.info)]
+        violations += speculation.draft_violations(plan, checkpoint, cache_dir, say=say)
     return sorted(violations, key=lambda violation: violation.severity != "error")
 
 

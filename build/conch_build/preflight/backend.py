@@ -11,7 +11,7 @@ from conch_build.plan import Plan
 from conch_build.preflight.registry import Violation, rule
 from conch_build.sizing import CPU_TOKENS_PER_BLOCK
 
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @rule("backend.unavailable")
@@ -21,27 +21,6 @@ def _only_openvino(plan: Plan) -> Iterator[Violation]:
             "engine.backend",
             f"`{plan.engine.backend}` cannot be built by this version of Conch",
             "Set `engine.backend: openvino`.",
-        )
-
-
-@rule("backend.speculation")
-def _no_speculation(plan: Plan) -> Iterator[Violation]:
-    if plan.engine.speculation.method != "none":
-        yield Violation(
-            "engine.speculation.method",
-            f"`{plan.engine.speculation.method}` speculation is not supported by this version",
-            "Set `engine.speculation.method: none`.",
-        )
-
-
-@rule("backend.lora")
-def _no_adapters(plan: Plan) -> Iterator[Violation]:
-    if plan.engine.lora.adapters:
-        names = ", ".join(plan.engine.lora.adapters)
-        yield Violation(
-            "engine.lora.adapters",
-            f"LoRA adapters ({names}) are not supported by this version",
-            "Remove them, or merge an adapter into the checkpoint.",
         )
 
 
@@ -107,6 +86,19 @@ def _rope_is_static(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
             "model.checkpoint",
             f"its `{kind}` rope scaling depends on the length of each prompt and cannot be compiled",
             f"Choose a model with one of these: {', '.join(_STATIC_ROPE)}.",
+        )
+
+
+@rule("backend.longrope")
+def _one_set_of_frequencies(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    scaling, length = info.rope["scaling"] or {}, plan.engine.max_seq_len
+    if scaling.get("rope_type") == "longrope" and length > info.trained_positions:
+        yield Violation(
+            "engine.max_seq_len",
+            f"beyond {info.trained_positions} tokens the model's LongRoPE has frequencies for long sequences, which "
+            "this engine will use for short ones, too",
+            f"If all requests are short, set `engine.max_seq_len` to at most {info.trained_positions}.",
+            "warning",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conch_build.machine import memory_bytes
+from conch_build.machine import free_memory_bytes, memory_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import Violation, rule
@@ -14,6 +14,7 @@ from conch_build.sizing import (
     engine_weight_bytes,
     kv_bytes_per_token,
     kv_pool_blocks,
+    kv_pool_bytes_for,
 )
 from conch_build.units import format_bytes
 
@@ -57,14 +58,15 @@ def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violatio
     dtype = cpu_kv_dtype(plan.quantization.kv_cache)
     token = kv_bytes_per_token(info.num_layers, info.num_kv_heads, info.head_dim, dtype)
     needed = blocks_for(length, cache.tokens_per_block)
-    held = kv_pool_blocks(cache.size, cache.tokens_per_block, token)
+    size = _pool_bytes(plan, cache.tokens_per_block * token)
+    held = kv_pool_blocks(size, cache.tokens_per_block, token)
     if held < needed:
-        size = format_bytes(needed * cache.tokens_per_block * token)
+        enough = format_bytes(needed * cache.tokens_per_block * token)
         yield Violation(
             "engine.kv_cache.size",
-            f"{format_bytes(cache.size)} holds {held} blocks; one request of {length} tokens takes {needed} "
+            f"{format_bytes(size)} holds {held} blocks; one request of {length} tokens takes {needed} "
             f"({token:,} bytes a token in {dtype})",
-            f"Set it to at least {size.replace(' ', '')}, or lower `engine.max_seq_len` to "
+            f"Set it to at least {enough.replace(' ', '')}, or lower `engine.max_seq_len` to "
             f"{held * cache.tokens_per_block}.",
         )
 
@@ -73,7 +75,11 @@ def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violatio
 def _machine_holds_the_engine(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
     memory = memory_bytes()
     weights = engine_weight_bytes(info.parameters, info.embedding_parameters, plan.quantization.format)
-    pool = plan.engine.kv_cache.size
+    if info.quantization is not None:
+        weights = info.weight_bytes
+    dtype = cpu_kv_dtype(plan.quantization.kv_cache)
+    token = kv_bytes_per_token(info.num_layers, info.num_kv_heads, info.head_dim, dtype)
+    pool = _pool_bytes(plan, plan.engine.kv_cache.tokens_per_block * token)
     if weights + pool > memory:
         yield Violation(
             "engine.kv_cache.size",
@@ -88,3 +94,13 @@ def _machine_holds_the_engine(plan: Plan, info: ModelInfo) -> Iterator[Violation
             f"this machine's {format_bytes(memory)}",
             "Build on a larger machine.",
         )
+
+
+def _pool_bytes(plan: Plan, block_bytes: int) -> int:
+    """Bytes of KV cache that the plan asks for, by whichever of its keys."""
+    cache = plan.engine.kv_cache
+    if cache.concurrency is not None:
+        return kv_pool_bytes_for(cache.concurrency, plan.engine.max_seq_len, cache.tokens_per_block, block_bytes)
+    if cache.free_memory_fraction is not None:
+        return int(cache.free_memory_fraction * free_memory_bytes())
+    return cache.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conch_build.compile.openvino.layouts import method_of
 from conch_build.families import linear_widths
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
@@ -30,6 +31,17 @@ def _no_w4a8_on_cpu(plan: Plan) -> Iterator[Violation]:
             "quantization.format",
             "w4a8_awq (4-bit weights, fp8 activations) runs only in TensorRT-LLM's GPU kernels",
             _FOR_CPU,
+        )
+
+
+@rule("quant.experts")
+def _experts_in_8_bits_only(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    if info.num_experts and plan.quantization.format not in ("none", "int8"):
+        yield Violation(
+            "quantization.format",
+            f"{plan.quantization.format} scales what goes into each of the {info.num_experts} experts, for which no "
+            "CPU kernel exists",
+            "Use int8 or none.",
         )
 
 
@@ -61,19 +73,33 @@ def _group_size_divides_widths(plan: Plan, info: ModelInfo) -> Iterator[Violatio
 def _not_quantized_twice(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
     if info.quantization is None:
         return
-    method = info.quantization.get("quant_method") or info.quantization.get("quant_algo") or "unknown method"
     if plan.quantization.format != "none":
         yield Violation(
-            "model.checkpoint",
-            f"it is quantized already ({method}); {plan.quantization.format} on top would lose accuracy",
-            "Name the original checkpoint.",
+            "quantization.format",
+            f"the checkpoint is quantized already ({method_of(info.quantization)}); {plan.quantization.format} on top "
+            "would lose accuracy",
+            "Set it to `none`, which compiles the checkpoint as it is, or name the original checkpoint.",
         )
-    else:
+    if info.num_experts and info.quantization.get("quant_algo") != "W8A16":
         yield Violation(
             "model.checkpoint",
-            f"it is quantized already ({method}), which this version cannot compile",
-            "Name the original checkpoint and let `quantization.format` quantize it.",
+            f"its {info.num_experts} experts are quantized already ({method_of(info.quantization)}), which cannot be "
+            "compiled",
+            "Name the original checkpoint; `quantization.format: int8` quantizes it.",
         )
+
+
+@rule("quant.kv-scales")
+def _kv_cache_is_the_plans(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    quantization = info.quantization or {}
+    for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
+        if quantization.get(key):
+            yield Violation(
+                "model.checkpoint",
+                f"its scales for a quantized KV cache (`{key}`) are not used: the CPU's cache scales each token itself",
+                "Nothing to do; `quantization.kv_cache` chooses the cache's type.",
+                "warning",
+            )
 
 
 def _listed(sizes: list[int] | tuple[int, ...]) -> str:

@@ -47,13 +47,13 @@ MODEL_RULES: list[ModelRule] = []
 
 
 def rule(name: str) -> Callable[[Any], Any]:
-    """Register a rule; `name` becomes the `rule` of what it finds."""
+    """Register a rule; `name` becomes the `rule` of what it finds, unless that has a closer one."""
 
     def register(function: Callable[..., Iterator[Violation]]) -> Callable[..., Iterator[Violation]]:
         @functools.wraps(function)
         def named(*facts: Any) -> Iterator[Violation]:
             for violation in function(*facts):
-                yield dataclasses.replace(violation, rule=name)
+                yield violation if violation.rule else dataclasses.replace(violation, rule=name)
 
         rules: list[Any] = MODEL_RULES if len(inspect.signature(function).parameters) == 2 else PLAN_RULES
         rules.append(named)

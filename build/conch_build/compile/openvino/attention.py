@@ -15,6 +15,7 @@ import openvino.opset15 as op
 from openvino.op import _PagedAttentionExtension
 
 from conch_build.compile.openvino.linear import Node, constant
+from conch_build.compile.openvino.softcap import SoftcappedAttention, cache_shape
 from conch_build.manifest import EngineManifest
 
 SHARED_INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
@@ -34,8 +35,13 @@ def load_model(model_file: Path, manifest: EngineManifest) -> ov.Model:
     model.add_parameters(list(shared.values()))
     for layer, window in enumerate(manifest.sliding_windows):
         ends = [results[f"{part}.{layer}"] for part in ("query", "key", "value")]
-        caches = [_parameter(f"{kind}_cache.{layer}", [-1] * 4, ov.Type.dynamic) for kind in ("key", "value")]
-        attention = _attention([end.input_value(0) for end in ends], caches, shared, manifest, window)
+        qkv = [end.input_value(0) for end in ends]
+        if manifest.attention_softcap is None:
+            caches = [_parameter(f"{kind}_cache.{layer}", [-1] * 4, ov.Type.dynamic) for kind in ("key", "value")]
+            attention = _attention(qkv, caches, shared, manifest, window)
+        else:
+            caches = [_parameter(f"{kind}_cache.{layer}", cache_shape(manifest), np.uint8) for kind in ("key", "value")]
+            attention = _softcapped(qkv, caches, shared, manifest, window)
         hole = parameters[f"attention.{layer}"]
         for consumer in hole.output(0).get_target_inputs():
             consumer.replace_source_output(attention.output(0))
@@ -54,7 +60,7 @@ def _attention(
     *tables, max_context_len = (shared[name] for name in SHARED_INPUTS)
     inputs = [
         *(*qkv, *caches, *tables),
-        constant(manifest.head_dim**-0.5, np.float32),
+        constant(manifest.query_scale, np.float32),
         constant(window, np.int32),
         floats,  # alibi slopes
         max_context_len,
@@ -69,6 +75,13 @@ def _attention(
     info["num_k_heads"] = info["num_v_heads"] = manifest.num_kv_heads
     info["k_head_size"] = info["v_head_size"] = manifest.head_dim
     return attention
+
+
+def _softcapped(
+    qkv: list[Node], caches: list[Node], shared: dict[str, Node], manifest: EngineManifest, window: int
+) -> Node:
+    tables = [shared[name] for name in SHARED_INPUTS if name != "max_context_len"]
+    return SoftcappedAttention([*qkv, *(node.output(0) for node in (*caches, *tables))], manifest, window)
 
 
 def _parameter(name: str, shape: list[int], dtype: object) -> Node:

@@ -8,14 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from conch_build.compile.openvino.layouts import method_of
 from conch_build.errors import CompileError
 from conch_build.machine import has_bf16
-from conch_build.manifest import EngineKvCache, EngineManifest, EngineQuantization
+from conch_build.manifest import EngineKvCache, EngineManifest, EngineQuantization, EngineSpeculation
 from conch_build.quantized import producer, stored_group_size
 from conch_build.sizing import cpu_kv_dtype
 
 if TYPE_CHECKING:
     from conch_build.compile.openvino.decoder import Decoder
+    from conch_build.compile.openvino.layouts import Layout
     from conch_build.model_info import ModelInfo
     from conch_build.plan import Plan
 
@@ -65,7 +67,8 @@ def compile_engine(checkpoint: Path, out: Path, plan: Plan, info: ModelInfo) -> 
 
 def _manifest(checkpoint: Path, plan: Plan, info: ModelInfo, decoder: Decoder, seconds: float) -> EngineManifest:
     engine = plan.engine
-    precision = _precision(plan)
+    layout = decoder.weights.layout
+    precision = _precision(plan, layout)
     return EngineManifest(
         name=plan.name,
         backend="openvino",
@@ -77,7 +80,9 @@ def _manifest(checkpoint: Path, plan: Plan, info: ModelInfo, decoder: Decoder, s
         head_dim=info.head_dim,
         hidden_size=info.hidden_size,
         vocab_size=info.vocab_size,
-        sliding_windows=[decoder.window(layer) for layer in range(info.num_layers)],
+        sliding_windows=decoder.windows,
+        attention_scale=decoder.family.attention_scale,
+        attention_softcap=decoder.family.attention_softcap,
         end_ids=list(info.end_ids),
         bos_id=info.bos_id,
         pad_id=info.pad_id,
@@ -92,27 +97,39 @@ def _manifest(checkpoint: Path, plan: Plan, info: ModelInfo, decoder: Decoder, s
             dtype=cpu_kv_dtype(plan.quantization.kv_cache),
             tokens_per_block=engine.kv_cache.tokens_per_block,
             size_bytes=engine.kv_cache.size,
+            free_memory_fraction=engine.kv_cache.free_memory_fraction,
             reuse=engine.kv_cache.reuse,
         ),
         top_candidates=decoder.candidates,
         quantization=EngineQuantization(
-            format=plan.quantization.format,
+            format=method_of(info.quantization) if info.quantization else plan.quantization.format,
             group_size=stored_group_size(checkpoint),
             producer=producer(checkpoint),
         ),
+        speculation=_speculation(plan),
         cpu_features=["avx512_bf16"] if precision == "bf16" else ["avx2"],
         versions={name: version(name) for name in ("conch", "openvino", "transformers")},
         build_seconds={"compile": round(seconds, 3)},
     )
 
 
-def _precision(plan: Plan) -> Literal["bf16", "f32"]:
+def _speculation(plan: Plan) -> EngineSpeculation:
+    asked = plan.engine.speculation
+    if asked.method == "draft":
+        return EngineSpeculation(method="draft", max_draft_len=asked.max_draft_len)
+    if asked.method == "ngram":
+        size = asked.max_matching_ngram_size
+        return EngineSpeculation(method="ngram", max_draft_len=asked.max_draft_len, max_matching_ngram_size=size)
+    return EngineSpeculation()
+
+
+def _precision(plan: Plan, layout: Layout | None) -> Literal["bf16", "f32"]:
     """The plan's, or what is faster: int8/int4 weights are multiplied with int8 activations in either precision,
     and f32 keeps the logits exact; 16-bit weights need the CPU's bf16 arithmetic to be fast."""
     if plan.engine.precision != "auto":
         return plan.engine.precision
     if plan.quantization.kv_cache in ("bf16", "f32"):  # attention computes in the cache's type
         return plan.quantization.kv_cache
-    if plan.quantization.format in ("int8", "int4_awq"):
+    if layout is not None and layout.kernels_round_inputs:
         return "f32"
     return "bf16" if has_bf16() else "f32"
