@@ -15,6 +15,7 @@ main = LazyGroup(
     "conch",
     lazy={
         **LAZY_COMMANDS,
+        "draft": ("conch.commands.draft:draft", "Make a draft model that speeds a plan's target up."),
         "serve": ("conch.commands.serve:serve", "Start Triton and the gateway for a plan."),
         "chat": ("conch.commands.chat:chat", "Talk to a running gateway."),
         "generate": ("conch.commands.generate:generate", "Send one prompt to a running Triton."),

@@ -68,6 +68,35 @@ def test_log_probs_and_their_candidates(url: str) -> None:
         assert np.all(np.diff(top[0, 0]) <= 0)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_several_answers_come_by_their_index(url: str, streaming: bool) -> None:
+    sampled = {"runtime_top_p": 0.95, "temperature": 1.0, "seed": 5, "exclude_input_in_output": True, **ENDLESS}
+    alone = ask(url, "tensorrt_llm", tokens(PROMPT, 9, **sampled)).ids
+    reply = ask(url, "tensorrt_llm", tokens(PROMPT, 9, num_return_sequences=3, streaming=streaming, **sampled))
+    answers: dict[int, list[int]] = {}
+    for number, response in enumerate(reply.responses):
+        index = reply.array("sequence_index", number)
+        assert index is not None
+        answers.setdefault(index.item(), []).extend(response.as_numpy("output_ids").ravel().tolist())
+    assert sorted(answers) == [0, 1, 2] and {len(ids) for ids in answers.values()} == {9}
+    assert answers[0] == alone and len({tuple(ids) for ids in answers.values()}) > 1
+    assert len(reply.responses) == (27 if streaming else 3)
+
+
+def test_log_probs_of_the_prompt_agree_with_those_of_an_answer(url: str) -> None:
+    """What was generated is scored alike when it comes back as a prompt."""
+    inputs = tokens(PROMPT, 6, return_log_probs=True, exclude_input_in_output=True, **ENDLESS)
+    answer = ask(url, "tensorrt_llm", inputs)
+    scores = answer.array("output_log_probs")
+    again = tokens([*PROMPT, *answer.ids], 1, conch_return_prompt_log_probs=True, conch_top_log_probs=2, **ENDLESS)
+    reply = ask(url, "tensorrt_llm", again)
+    prompt, top = reply.array("conch_prompt_log_probs"), reply.array("conch_prompt_top_ids")
+    assert prompt is not None and scores is not None and top is not None
+    assert prompt.shape == (1, len(PROMPT) + 5) and top.shape == (1, len(PROMPT) + 5, 2)
+    assert prompt[0, -6:] == pytest.approx(scores.ravel(), abs=0.5)  # rounded otherwise
+    assert top[0, -6:, 0].tolist() == answer.ids
+
+
 def test_a_seed_repeats_a_sampled_answer(url: str) -> None:
     inputs = tokens(PROMPT, 16, runtime_top_p=1.0, temperature=1.0, exclude_input_in_output=True, **ENDLESS)
     first, again, other = (ask(url, "tensorrt_llm", {**inputs, "seed": seed}).ids for seed in (7, 7, 8))
@@ -118,10 +147,10 @@ def test_end_ids_are_not_part_of_the_answer(url: str) -> None:
             {"beam_width": 4},
             "[UnsupportedError param=beam_width] `beam_width`: this backend has no beam search",
         ),
-        ({"lora_task_id": 3}, "[UnsupportedError param=lora_task_id]"),
+        ({"lora_task_id": 3}, "[NotFoundError param=lora_task_id code=model_not_found]"),
         ({"return_context_logits": True}, "[UnsupportedError param=return_context_logits]"),
-        ({"guided_decoding_guide_type": "json"}, "[UnsupportedError param=guided_decoding_guide_type]"),
-        ({"num_return_sequences": 2}, "[UnsupportedError param=num_return_sequences]"),
+        ({"guided_decoding_guide_type": "structural_tag"}, "[UnsupportedError param=guided_decoding_guide_type]"),
+        ({"num_return_sequences": 1000}, "[RequestError param=n code=invalid_value]"),
         ({"request_output_len": 100_000}, "[RequestError param=max_tokens code=context_length_exceeded]"),
         ({"input_ids": [1, 9_999_999, 3, 4]}, "[RequestError param=prompt code=invalid_value]"),
         ({"input_lengths": 9}, "[RequestError param=input_lengths]"),

@@ -23,6 +23,7 @@ _TYPES = {
     **dict.fromkeys(("conch_logit_bias_values", "embedding_bias_weights", "len_penalty"), np.float32),
     **dict.fromkeys(("seed", "lora_task_id"), np.uint64),
     **dict.fromkeys(("streaming", "stream", "stop", "return_log_probs", "return_perf_metrics"), np.bool_),
+    **dict.fromkeys(("conch_return_prompt_log_probs",), np.bool_),
     **dict.fromkeys(("exclude_input_in_output", "return_context_logits"), np.bool_),
     **dict.fromkeys(("text_input", "stop_words", "bad_words", "embedding_bias_words"), np.object_),
     **dict.fromkeys(("guided_decoding_guide_type", "guided_decoding_guide"), np.object_),

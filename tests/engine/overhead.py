@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Idle:
     """Rows as spread as a small language model's: probabilities fall with the power 1.6 of the rank."""
 
-    vocab_size, num_blocks, tokens_per_block = 49_152, 4096, 32
+    vocab_size, num_blocks, tokens_per_block, layout = 49_152, 4096, 32, "idle"
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -38,7 +38,7 @@ class Idle:
         self._logits = np.take_along_axis(self._rows, self._ids, axis=1)
 
     def step(self, slots: Sequence[Slot]) -> Rows | None:
-        count = sum(slot.sample for slot in slots)
+        count = sum(slot.rows for slot in slots)
         return Rows(self._ids[:count], self._logits[:count], self._rows[:count]) if count else None
 
 

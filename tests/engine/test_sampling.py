@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from scipy.stats import chisquare
 from conch.engine import Rows, SamplingParams
 from conch.engine.draw import Candidates, best_of, draw
 from conch.engine.noise import Noise
-from conch.engine.sampling import Sampler, choose
-from conch_build.errors import RequestError
+from conch.engine.sampling import Chooser, Sampler, Top
+from conch_build.errors import ConchError, RequestError
 
 VOCAB = 300
 NEVER = -math.inf
@@ -23,6 +24,28 @@ def rows_of(logits: np.ndarray, top: int = 16) -> Rows:
     logits = np.atleast_2d(logits).astype(np.float32)
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :top]
     return Rows(ids, np.take_along_axis(logits, ids, axis=1), logits)
+
+
+@dataclass
+class Picks:
+    tokens: list[int] = field(default_factory=list)
+    log_probs: dict[int, tuple[float, Top]] = field(default_factory=dict)
+    errors: dict[int, ConchError] = field(default_factory=dict)
+
+
+def choose(rows: Rows, samplers: list[Sampler]) -> Picks:
+    """What each request gets from its row of one step."""
+    chooser, picks = Chooser(rows), Picks()
+    for row, sampler in enumerate(samplers):
+        try:
+            picks.tokens.append(chooser.token(sampler, row))
+        except ConchError as error:
+            picks.errors[row] = error
+            picks.tokens.append(-1)
+            continue
+        if sampler.params.log_probs or sampler.params.top_log_probs:
+            picks.log_probs[row] = chooser.log_probs(row, picks.tokens[row], sampler.params.top_log_probs)
+    return picks
 
 
 def random_logits(seed: int, spread: float = 3.0, vocab: int = VOCAB) -> np.ndarray:

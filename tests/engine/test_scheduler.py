@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conch.engine import EngineConfig, Request, SamplingParams
-from conch.engine.scheduler import PREFILL_CHUNK, Batch, Scheduler
+from conch.engine.scheduler import CHUNK, SLICE, Batch, Scheduler
 from conch.engine.sequence import Sequence
 from conch_build.errors import RequestError
 
@@ -33,12 +33,15 @@ class Line:
 
     def step(self) -> dict[Sequence, int]:
         """Tokens computed of each sequence."""
-        batch: Batch = self.scheduler.schedule()
-        counts = {sequence: len(slot.tokens) for sequence, slot in zip(batch.sequences, batch.slots, strict=True)}
-        for slot in batch.slots:
+        batch: Batch = self.scheduler.schedule(self.scheduler.decoding())
+        counts = {sequence: len(slot.tokens) for sequence, slot in batch}
+        assert sum(counts.values()) <= self.config.max_num_tokens
+        for sequence, slot in batch:
             assert len(slot.blocks) * SIZE >= slot.past + len(slot.tokens)
-        for sequence in self.scheduler.advance(batch):
-            sequence.tokens.append(1)
+            self.scheduler.settle(sequence, slot.past + len(slot.tokens))
+            assert slot.rows == (not sequence.missing)
+            if not sequence.missing:
+                sequence.tokens.append(1)
         return counts
 
 
@@ -50,17 +53,23 @@ def test_prompts_fill_the_step_in_the_order_they_came() -> None:
     assert line.step() == {first: 1, second: 1, third: 1}
 
 
-def test_a_prompt_is_cut_at_the_same_places_whoever_else_is_served() -> None:
-    cuts = []
-    for others in (0, 1, 5):
-        line = Line(max_num_tokens=300, max_batch_size=8, reuse=False)
+@pytest.mark.parametrize("length", [300, 320, 321, 33, 1, 2])
+def test_a_prompt_is_cut_where_it_makes_no_difference_whoever_else_is_served(length: int) -> None:
+    for others in (0, 1, 5, 40):
+        line = Line(blocks=100_000, max_num_tokens=300, max_batch_size=64, reuse=False)
         for n in range(others):
             line.add(40 + n)
-        line.step()
-        prompt = line.add(300)
-        shares = [line.step().get(prompt, 0) for _ in range(12)]
-        cuts.append([share for share in shares if share > 1])
-    assert cuts == [[PREFILL_CHUNK, PREFILL_CHUNK, 300 - 2 * PREFILL_CHUNK]] * 3
+        for _ in range(20):
+            line.step()
+        prompt = line.add(length)
+        while not prompt.produced:
+            past = prompt.past
+            count = line.step().get(prompt, 0)
+            if past + count < length:
+                assert (past + count) % SLICE == 0
+            else:
+                assert count > 1 or length % SLICE == 1
+                assert prompt.slot.single == (length % SLICE == 1)
 
 
 def test_a_higher_priority_goes_first() -> None:
@@ -76,7 +85,16 @@ def test_a_long_prompt_leaves_decoding_sequences_their_pace() -> None:
     readers = [line.add([n + 1]) for n in range(4)]
     line.step()
     long = line.add(2000)
-    assert line.step() == {**dict.fromkeys(readers, 1), long: PREFILL_CHUNK}
+    assert line.step() == {**dict.fromkeys(readers, 1), long: SLICE}
+
+
+def test_a_prompt_adds_no_more_to_a_step_than_the_readers_already_do() -> None:
+    line = Line(max_num_tokens=2048, max_batch_size=128)
+    readers = [line.add([n + 1]) for n in range(100)]
+    while not all(reader.produced for reader in readers):
+        line.step()
+    long = line.add(2000)
+    assert line.step()[long] == 3 * SLICE
 
 
 def test_a_crowd_of_prompts_is_not_held_up_by_one_reader() -> None:
@@ -87,7 +105,7 @@ def test_a_crowd_of_prompts_is_not_held_up_by_one_reader() -> None:
         line.add(200)
     counts = line.step()
     assert counts.pop(reader) == 1
-    assert sum(counts.values()) == 5 * PREFILL_CHUNK
+    assert sum(counts.values()) == 4 * CHUNK, "as many as a step takes"
 
 
 def test_the_batch_never_grows_past_its_size() -> None:
@@ -146,7 +164,8 @@ def test_the_last_in_line_gives_its_blocks_to_the_first_and_comes_back() -> None
     assert last.blocks == [] and line.scheduler.waiting == [last]
     produced = last.produced
     line.scheduler.remove(first)
-    assert line.step() == {last: 5 + produced}, "what was thrown away is computed again, answer included"
+    assert line.step() == {last: 5}, "what was thrown away is computed again"
+    assert line.step() == {last: produced} and last.slot.single, "the answer as it was computed before: one by one"
     line.scheduler.remove(last)
     assert line.scheduler.pool.used == 0
 

@@ -35,6 +35,7 @@ class ToyRunner:
     ) -> None:
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
+        self.layout = f"toy/{tokens_per_block}/{vocab_size}"
         self.vocab_size = vocab_size
         self.top = top
         self.max_num_tokens = max_num_tokens
@@ -47,14 +48,14 @@ class ToyRunner:
         self.steps.append([len(slot.tokens) for slot in slots])
         assert 0 < sum(self.steps[-1]) <= self.max_num_tokens
         before = self._keys.copy()
-        logits = [row for slot in slots if (row := self._compute(slot, before)) is not None]
+        logits = [row for slot in slots for row in self._compute(slot, before)]
         if not logits:
             return None
         rows = np.stack(logits)
         ids = np.argsort(-rows, axis=1, kind="stable")[:, : self.top]
         return Rows(ids, np.take_along_axis(rows, ids, axis=1), rows)
 
-    def _compute(self, slot: Slot, before: np.ndarray) -> np.ndarray | None:
+    def _compute(self, slot: Slot, before: np.ndarray) -> list[np.ndarray]:
         size = self.tokens_per_block
         end = slot.past + len(slot.tokens)
         assert slot.tokens and end <= len(slot.blocks) * size
@@ -63,10 +64,20 @@ class ToyRunner:
         for position, token in enumerate(slot.tokens, slot.past):
             key = _mix(key ^ (token * 1_000_003 + position))
             history[position] = self._keys[slot.blocks[position // size], position % size] = key
-        if not slot.sample:
-            return None
-        state = (history * np.arange(1, 2 * end, 2, dtype=np.uint64)).sum(dtype=np.uint64)
+        return [self._logits(history[: end - back]) for back in reversed(range(slot.rows))]
+
+    def _logits(self, history: np.ndarray) -> np.ndarray:
+        state = (history * np.arange(1, 2 * len(history), 2, dtype=np.uint64)).sum(dtype=np.uint64)
         noise = (state ^ self._head) * np.uint64(0xD6E8FEB86659FD93)
         noise = (noise ^ (noise >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
         uniform = ((noise >> np.uint64(40)).astype(np.float32) + 0.5) / np.float32(1 << 24)
         return -np.log(-np.log(uniform)) * np.float32(1.5)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._keys[target] = self._keys[source]
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[np.ndarray]:
+        return [self._keys[list(blocks)]]
+
+    def write_blocks(self, blocks: Sequence[int], content: Sequence[np.ndarray]) -> None:
+        (self._keys[list(blocks)],) = content

@@ -24,7 +24,7 @@ class CountingRunner:
 
     def step(self, slots: Sequence[Slot]) -> Rows | None:
         time.sleep(STEP_SECONDS)
-        last = [slot.tokens[-1] for slot in slots if slot.sample]
+        last = [slot.tokens[-1] for slot in slots if slot.rows]
         if not last:
             return None
         logits = np.zeros((len(last), VOCABULARY), np.float32)
@@ -35,7 +35,7 @@ class CountingRunner:
 
 class CountingModel(GenerationModel):
     @staticmethod
-    def load_engine(folder: Path) -> Engine:
+    def load_engine(folder: Path, model: Path) -> Engine:
         if (folder / "broken").exists():
             raise RuntimeError("the weights are damaged")
         for crash in sorted(folder.glob("crash*"))[:1]:

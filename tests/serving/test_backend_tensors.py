@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conch.backend.adapters import decode_command
 from conch.backend.arrays import tagged
 from conch.backend.responses import Answer, Response
 from conch.backend.tensors import Call, decode_call, is_stop
 from conch.backend.words import decode_words, encode_words
-from conch.engine import Output, Usage
-from conch_build.errors import RequestError, UnsupportedError
+from conch.engine import Output, PromptLogProbs, Usage
+from conch.engine.guide import Guide
+from conch_build.errors import RequestError, ServiceError, UnsupportedError
 
 
 def tensors(**values: Any) -> dict[str, np.ndarray]:
@@ -125,17 +127,16 @@ def test_a_word_list_whose_ends_do_not_grow_is_refused(ends: list[int]) -> None:
     ("name", "value", "neutral"),
     [
         ("beam_width", 2, 1),
-        ("num_return_sequences", 3, 1),
         ("len_penalty", 2.0, 1.0),
         ("early_stopping", True, False),
         ("runtime_top_p_decay", 0.5, 1.0),
         ("runtime_top_p_min", 0.5, 1e-6),
         ("return_context_logits", True, False),
         ("return_generation_logits", True, False),
-        ("lora_task_id", 7, 0),
+        ("lora_weights", np.ones((1, 2, 2), np.float16), np.empty((1, 0, 0), np.float16)),
+        ("lora_config", np.ones((1, 1, 3), np.int32), np.empty((1, 0, 3), np.int32)),
         ("draft_input_ids", [1, 2], np.empty((1, 0), np.int32)),
         ("prompt_embedding_table", np.ones((1, 2, 2), np.float16), np.empty((1, 0, 0), np.float16)),
-        ("guided_decoding_guide", np.array([[b"{}"]], object), np.empty((1, 0), object)),
         ("retention_decode_priority", 50, None),
         ("context_phase_params", np.ones((1, 4), np.uint8), None),
     ],
@@ -185,6 +186,7 @@ class Watched(dict[str, np.ndarray]):
 def test_every_declared_input_is_looked_at() -> None:
     watched = Watched(tensors())
     is_stop(watched)
+    decode_command(watched, {})
     decode_call(watched, request_id="r")
     config = (Path(__file__).parents[2] / "model_repo" / "tensorrt_llm" / "config.pbtxt").read_text()
     declared = set(re.findall(r'name: "(\w+)"', config[config.index("input [") : config.index("output [")]))
@@ -206,6 +208,8 @@ USAGE = Usage(
     prompt_tokens=3,
     cached_tokens=2,
     completion_tokens=3,
+    draft_tokens=8,
+    accepted_tokens=2,
     arrival_ns=1,
     first_scheduled_ns=2,
     first_token_ns=3,
@@ -216,7 +220,7 @@ USAGE = Usage(
 OUTPUTS = [
     Output("r", (11,), log_probs=(-1.0,)),
     Output("r", (12, 13), log_probs=(-2.0, -3.0)),
-    Output("r", (), finish_reason="stop", usage=USAGE),
+    Output("r", (), finish_reason="stop", usage=USAGE, final=True),
 ]
 
 
@@ -266,6 +270,29 @@ def test_counts_and_times_come_when_asked_for() -> None:
     assert (values["num_input_tokens"], values["num_output_tokens"]) == (3, 3)
     assert values["kv_cache_alloc_total_blocks"] == 6
     assert (values["arrival_time_ns"], values["last_token_time_ns"]) == (1, 4)
+    assert (values["total_draft_tokens"], values["total_accepted_draft_tokens"]) == (8, 2)
+    assert values["acceptance_rate"] == 0.25
+
+
+def test_several_answers_are_told_apart_and_only_the_last_response_is_final() -> None:
+    asked = call(num_return_sequences=2)
+    assert asked.request.n == 2
+    ends = [
+        Answer(asked, index).add(Output("r", (7,), finish_reason="length", index=index, final=index == 0))
+        for index in (1, 0)
+    ]
+    assert [(end.tensors["sequence_index"].item(), end.final) for end in ends if end] == [(1, False), (0, True)]
+
+
+def test_log_probs_of_the_prompt_come_once() -> None:
+    answer = Answer(call(conch_return_prompt_log_probs=True, conch_top_log_probs=1, streaming=True))
+    scores = PromptLogProbs((-1.0, -2.0), (((4, -0.5),), ((6, -0.7),)))
+    first = answer.add(Output("r", (7,), (-1.0,), (((7, -1.0),),), scores))
+    second = answer.add(Output("r", (8,), (-1.0,), (((8, -1.0),),)))
+    assert first is not None and second is not None
+    assert first.tensors["conch_prompt_log_probs"].tolist() == [[-1, -2]]
+    assert first.tensors["conch_prompt_top_ids"].tolist() == [[[4], [6]]]
+    assert "conch_prompt_log_probs" not in second.tensors
 
 
 def test_top_log_probs_are_a_table_of_the_asked_width() -> None:
@@ -276,6 +303,44 @@ def test_top_log_probs_are_a_table_of_the_asked_width() -> None:
     assert response.tensors["conch_top_log_probs"][0, 0, 2] == -np.inf
 
 
+BROKEN = ServiceError("out of luck")
+
+
 def test_an_engines_error_replaces_the_answer() -> None:
-    response = Answer(call()).add(Output("r", (), finish_reason="error", error="out of luck"))
-    assert response == Response({}, final=True, error="out of luck")
+    response = Answer(call()).add(Output("r", (), finish_reason="error", error=BROKEN, final=True))
+    assert response == Response({}, final=True, error=BROKEN)
+
+
+# --- guides
+
+
+def guide(kind: str | None = None, text: str | None = None) -> Guide | None:
+    given = {"guided_decoding_guide_type": kind, "guided_decoding_guide": text}
+    arrays = {name: np.array([[value.encode()]], object) for name, value in given.items() if value is not None}
+    return call(**arrays).request.sampling.guide
+
+
+def test_a_guide_has_the_types_of_upstream_and_one_more() -> None:
+    assert guide() is None and guide("", "") is None
+    assert guide("json") == guide("json", "") == Guide("json")
+    for kind in ("json_schema", "regex", "ebnf_grammar", "choice"):
+        assert guide(kind, "é") == Guide(kind, "é")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "error", "param", "words"),
+    [
+        ("structural_tag", "{}", UnsupportedError, "guided_decoding_guide_type", "json_schema, regex, ebnf_grammar"),
+        ("JSON", None, UnsupportedError, "guided_decoding_guide_type", "'JSON'"),
+        (None, "a+", UnsupportedError, "guided_decoding_guide_type", "there are json"),
+        ("regex", None, RequestError, "guided_decoding_guide", "regex needs a guide"),
+        ("regex", "", RequestError, "guided_decoding_guide", "regex needs a guide"),
+        ("json", "{}", RequestError, "guided_decoding_guide", "json takes no guide"),
+    ],
+)
+def test_a_guide_that_is_incomplete_or_unknown_is_refused(
+    kind: str | None, text: str | None, error: type[RequestError], param: str, words: str
+) -> None:
+    with pytest.raises(error, match=re.escape(words)) as refused:
+        guide(kind, text)
+    assert refused.value.param == param

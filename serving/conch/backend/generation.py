@@ -1,7 +1,8 @@
 """The `tensorrt_llm` model: Triton requests into the engine, its outputs back as responses.
 
 Four threads meet here: Triton's calls `execute`, the engine's puts outputs into a queue and never waits, one
-sends them, and one asks Triton which callers have gone and keeps the metrics.
+sends them, and one asks Triton which callers have gone and keeps the metrics. A fifth, started when it is needed,
+waits for adapters to be loaded.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import itertools
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
 
+from conch.backend.adapters import Command, carry_out, decode_command
 from conch.backend.arrays import arrays, parameters, tagged
 from conch.backend.metrics import EngineMetrics
 from conch.backend.responses import Answer, Response
@@ -30,20 +33,23 @@ class _Flight:
     """A request that is being answered."""
 
     caller_id: str
-    answer: Answer
+    answers: list[Answer]
     sender: Any
     wanted: frozenset[str]
+    error: ConchError | None = None
+    """Of one answer; the others are given up."""
 
 
 class GenerationModel:
     """Triton's interface; `load_engine` is the one thing that another engine would change."""
 
     @staticmethod
-    def load_engine(folder: Path) -> Any:
-        """An engine as `conch.engine.Engine` has it, ready to work."""
+    def load_engine(folder: Path, model: Path) -> Any:
+        """An engine as `conch.engine.Engine` has it, ready to work; `model` is this model in the repository."""
         from conch.engine import Engine
+        from conch_build.adapter_registry import AdapterRegistry
 
-        return Engine.load(folder)
+        return Engine.load(folder, AdapterRegistry.load(model))
 
     def initialize(self, args: dict[str, str]) -> None:
         config = parameters(args)
@@ -58,7 +64,9 @@ class GenerationModel:
         self._outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._started = False
-        self._engine = self.load_engine(Path(config["gpt_model_path"]))
+        self._engine = self.load_engine(Path(config["gpt_model_path"]), Path(args["model_repository"]))
+        self._adapters = {state.id: state.name for state in self._engine.adapters()}
+        self._commands = ThreadPoolExecutor(1, "conch-commands")
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._metrics = EngineMetrics(pb.MetricFamily, labels)
         self._threads = [
@@ -81,6 +89,7 @@ class GenerationModel:
     def finalize(self) -> None:
         self._closing.set()
         self._engine.close()
+        self._commands.shutdown()
         self._outputs.put(None)
         if self._started:
             for thread in self._threads:
@@ -93,9 +102,17 @@ class GenerationModel:
         if is_stop(inputs):
             self._stop(caller_id, sender)
             return
-        call = decode_call(inputs, request_id=f"{caller_id}#{next(self._numbers)}", exclude_input=self._exclude_input)
+        if command := decode_command(inputs, self._adapters):
+            self._commands.submit(self._carry_out, command, sender)
+            return
+        call = decode_call(
+            inputs,
+            request_id=f"{caller_id}#{next(self._numbers)}",
+            exclude_input=self._exclude_input,
+            adapters=self._adapters,
+        )
         wanted = frozenset(request.requested_output_names())
-        flight = _Flight(caller_id, Answer(call), sender, wanted)
+        flight = _Flight(caller_id, [Answer(call, index) for index in range(call.request.n)], sender, wanted)
         self._flights[call.request.id] = flight
         try:
             self._engine.submit(call.request, self._outputs.put)
@@ -118,17 +135,30 @@ class GenerationModel:
         }
         _respond(sender, Response(tensors, final=True), frozenset(tensors))
 
+    def _carry_out(self, command: Command, sender: Any) -> None:
+        try:
+            response = carry_out(command, self._engine)
+        except ConchError as error:
+            _refuse(sender, tagged(error))
+        else:
+            _respond(sender, response, frozenset(response.tensors))
+
     def _send(self) -> None:
         while (output := self._outputs.get()) is not None:
             self._deliver(output)
 
     def _deliver(self, output: Output) -> None:
         flight = self._flights[output.request_id]
-        response = flight.answer.add(output)
+        response = flight.answers[output.index].add(output)
         if response is None:
             return
+        flight.error = flight.error or response.error
         if response.final:
             self._land(output.request_id)
+            response = replace(response, error=flight.error)
+        elif flight.error is not None:
+            self._engine.cancel(output.request_id)
+            return
         try:
             _respond(flight.sender, response, flight.wanted)
         except pb.TritonModelException as error:  # one caller's trouble must not silence the others
@@ -158,7 +188,7 @@ class GenerationModel:
 
 def _respond(sender: Any, response: Response, wanted: frozenset[str]) -> None:
     if response.error is not None:
-        _refuse(sender, f"[ServiceError] {response.error}")
+        _refuse(sender, tagged(response.error))
         return
     tensors = [pb.Tensor(name, array) for name, array in response.tensors.items() if name in wanted]
     flags = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL if response.final else 0

@@ -12,13 +12,20 @@ if TYPE_CHECKING:
 
 _KV = "nv_trt_llm_kv_cache_block_metrics"
 _REQUESTS = "nv_trt_llm_request_metrics"
+_ADAPTERS = "conch_engine_adapter_slots"
+_SPECULATION = "conch_engine_speculation"
 _COUNTERS = {
     "prompt_tokens": "Prompt tokens accepted",
     "generated_tokens": "Tokens generated",
     "prefix_hit_tokens": "Prompt tokens found in the KV cache",
+    "draft_tokens": "Tokens guessed by speculation",
+    "accepted_tokens": "Guessed tokens that were right",
+    "draft_seconds": "Seconds spent guessing",
     "preemptions": "Requests set back because KV blocks ran out",
     "steps": "Engine steps",
     "step_seconds": "Seconds spent in engine steps",
+    "adapter_loads": "LoRA adapters put into a slot",
+    "adapter_evictions": "LoRA adapters that made room for another",
 }
 _FINISHED = "conch_engine_requests_total"
 
@@ -42,12 +49,19 @@ def samples(stats: EngineStats) -> dict[str, dict[str, float]]:
             "context": stats.prefilling,
             "waiting": stats.waiting,
         },
+        _SPECULATION: {"active": float(stats.speculating)},
+        _ADAPTERS: {
+            "max": stats.adapters.slots,
+            "used": stats.adapters.used,
+            "requests_waiting": stats.adapters.waiting,
+        },
     }
 
 
 def totals(stats: EngineStats) -> dict[str, float]:
     """Counters: name without prefix and suffix -> value since the engine started."""
-    return {name: getattr(stats, f"{name}_total") for name in _COUNTERS}
+    adapters = {f"adapter_{name}": getattr(stats.adapters, name) for name in ("loads", "evictions")}
+    return adapters | {name: getattr(stats, f"{name}_total") for name in _COUNTERS.keys() - adapters.keys()}
 
 
 class EngineMetrics:
@@ -58,6 +72,8 @@ class EngineMetrics:
         self._gauges = {
             _KV: (family(_KV, "KV cache blocks", family.GAUGE), "kv_cache_block_type"),
             _REQUESTS: (family(_REQUESTS, "Requests in the engine", family.GAUGE), "request_type"),
+            _SPECULATION: (family(_SPECULATION, "1 while speculation pays", family.GAUGE), "speculation_type"),
+            _ADAPTERS: (family(_ADAPTERS, "Slots of LoRA adapters, and who waits for one", family.GAUGE), "slot_type"),
         }
         # A family must outlive its metrics, so both are kept.
         self._families = {

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.backend.tensors import Call
-from conch.engine.request import Output, Usage
+from conch.engine.request import Output, PromptLogProbs, Usage
 from conch.text import WINDOW
+from conch_build.errors import ConchError
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -25,17 +26,19 @@ class Response:
 
     tensors: Tensors
     final: bool
-    error: str | None = None
+    error: ConchError | None = None
 
 
 @dataclass
 class Answer:
-    """The growing answer to one call."""
+    """One growing answer to a call; a call may want several, each with responses of its own."""
 
     call: Call
+    index: int = 0
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    prompt: PromptLogProbs | None = None
     _sent: int = 0
 
     def add(self, output: Output) -> Response | None:
@@ -43,12 +46,13 @@ class Answer:
         self.ids += output.tokens
         self.log_probs += output.log_probs or ()
         self.top += output.top or ()
-        final = output.finish_reason is not None
+        if output.prompt_log_probs is not None:
+            self.prompt = output.prompt_log_probs
         if output.finish_reason == "error":
-            return Response({}, final=True, error=output.error)
-        if not (final or self.call.streaming):
+            return Response({}, output.final, error=output.error)
+        if not (output.finish_reason or self.call.streaming):
             return None
-        response = Response(self._tensors(output), final)
+        response = Response(self._tensors(output), output.final)
         self._sent = len(self.ids)
         return response
 
@@ -59,7 +63,7 @@ class Answer:
             "output_ids": _row(shown, np.int32, beams=True),
             "sequence_length": _row([len(shown)], np.int32),
             "batch_index": _row([0], np.int32),
-            "sequence_index": _row([0], np.int32),
+            "sequence_index": _row([self.index], np.int32),
             "conch_finish_reason": np.array([[output.finish_reason or ""]], np.object_),
             "conch_previous_ids": _row(self.ids[max(0, self._sent - WINDOW) : self._sent], np.int32),
         }
@@ -67,7 +71,13 @@ class Answer:
             tensors["cum_log_probs"] = _row([sum(self.log_probs)], np.float32)
             tensors["output_log_probs"] = _row(self.log_probs[self._sent :], np.float32, beams=True)
         if self.call.request.sampling.top_log_probs:
-            tensors |= _top(self.top[self._sent :], self.call.request.sampling.top_log_probs)
+            count = self.call.request.sampling.top_log_probs
+            tensors |= dict(
+                zip(("conch_top_ids", "conch_top_log_probs"), _top(self.top[self._sent :], count), strict=True)
+            )
+        if self.prompt is not None:
+            tensors |= self._prompt_tensors(self.prompt)
+            self.prompt = None
         if self.call.num_input_tokens:
             tensors["num_input_tokens"] = _row([len(self.call.request.prompt)], np.int32)
         if self.call.num_output_tokens:
@@ -77,6 +87,15 @@ class Answer:
             if self.call.perf_metrics:
                 tensors |= _performance(output.usage)
         return tensors
+
+    def _prompt_tensors(self, prompt: PromptLogProbs) -> dict[str, NDArray[Any]]:
+        """Once, of every prompt token but the first."""
+        ids, values = _top(list(prompt.top), self.call.request.sampling.top_log_probs)
+        return {
+            "conch_prompt_log_probs": _row(list(prompt.log_probs), np.float32),
+            "conch_prompt_top_ids": ids,
+            "conch_prompt_top_log_probs": values,
+        }
 
 
 def _performance(usage: Usage) -> dict[str, NDArray[Any]]:
@@ -88,17 +107,20 @@ def _performance(usage: Usage) -> dict[str, NDArray[Any]]:
         "first_scheduled_time_ns": _row([usage.first_scheduled_ns], np.int64),
         "first_token_time_ns": _row([usage.first_token_ns], np.int64),
         "last_token_time_ns": _row([usage.last_token_ns], np.int64),
+        "total_draft_tokens": _row([usage.draft_tokens], np.int32),
+        "total_accepted_draft_tokens": _row([usage.accepted_tokens], np.int32),
+        "acceptance_rate": _row([usage.accepted_tokens / max(1, usage.draft_tokens)], np.float32),
     }
 
 
-def _top(top: list[tuple[tuple[int, float], ...]], count: int) -> dict[str, NDArray[Any]]:
-    """[1, tokens, count], most likely first; where the vocabulary ran out, id -1."""
+def _top(top: list[tuple[tuple[int, float], ...]], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids and log probabilities, [1, tokens, count], most likely first; where the vocabulary ran out, id -1."""
     ids = np.full((1, len(top), count), -1, np.int32)
     values = np.full((1, len(top), count), -np.inf, np.float32)
     for row, candidates in enumerate(top):
         for column, (token, log_prob) in enumerate(candidates[:count]):
             ids[0, row, column], values[0, row, column] = token, log_prob
-    return {"conch_top_ids": ids, "conch_top_log_probs": values}
+    return ids, values
 
 
 def _row(values: list[Any], dtype: type[np.generic], *, beams: bool = False) -> NDArray[Any]:

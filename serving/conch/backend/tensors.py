@@ -6,16 +6,22 @@ Takes plain arrays, so it needs neither Triton nor an engine. It does not check 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.backend.arrays import Arrays
+from conch.backend.arrays import Arrays, strings
 from conch.backend.words import decode_words
+from conch.engine.guide import GUIDE_KINDS, Guide
 from conch.engine.request import Request, SamplingParams
-from conch_build.errors import RequestError, UnsupportedError
+from conch_build.errors import NotFoundError, RequestError, UnsupportedError
+
+AdapterNames = Mapping[int, str]
+"""Id of a LoRA adapter -> its name."""
 
 _ANY: tuple[float, ...] = ()
 # Inputs that this backend cannot honour, and the values that ask for nothing (an empty tensor never does).
@@ -26,7 +32,6 @@ _UNSUPPORTED: dict[str, tuple[tuple[float, ...], str]] = {
     "decoder_input_lengths": ((0,), "encoder-decoder models"),
     "cross_attention_mask": (_ANY, "encoder-decoder models"),
     "skip_cross_attn_blocks": ((0,), "encoder-decoder models"),
-    "num_return_sequences": ((0, 1), "several sequences a request: send several requests"),
     "beam_width": ((0, 1), "beam search"),
     "len_penalty": ((0, 1), "beam search"),
     "early_stopping": ((0,), "beam search"),
@@ -47,9 +52,8 @@ _UNSUPPORTED: dict[str, tuple[tuple[float, ...], str]] = {
     "prompt_vocab_size": ((0,), "prompt tuning and multimodal prompts"),
     "mrope_rotary_cos_sin": (_ANY, "multimodal positions"),
     "mrope_position_deltas": (_ANY, "multimodal positions"),
-    "lora_task_id": ((0,), "LoRA adapters"),
-    "lora_weights": (_ANY, "LoRA adapters"),
-    "lora_config": (_ANY, "LoRA adapters"),
+    "lora_weights": (_ANY, "adapters that a request brings: the plan names them"),
+    "lora_config": (_ANY, "adapters that a request brings: the plan names them"),
     "context_phase_params": (_ANY, "disaggregated serving"),
     "retention_token_range_starts": (_ANY, "KV cache retention"),
     "retention_token_range_ends": (_ANY, "KV cache retention"),
@@ -57,8 +61,6 @@ _UNSUPPORTED: dict[str, tuple[tuple[float, ...], str]] = {
     "retention_token_range_durations_ms": (_ANY, "KV cache retention"),
     "retention_decode_priority": (_ANY, "KV cache retention"),
     "retention_decode_duration_ms": (_ANY, "KV cache retention"),
-    "guided_decoding_guide_type": (_ANY, "guided decoding"),
-    "guided_decoding_guide": (_ANY, "guided decoding"),
 }
 
 
@@ -80,7 +82,9 @@ def is_stop(inputs: Arrays) -> bool:
     return _flag(inputs, "stop")
 
 
-def decode_call(inputs: Arrays, *, request_id: str, exclude_input: bool = False) -> Call:
+def decode_call(
+    inputs: Arrays, *, request_id: str, exclude_input: bool = False, adapters: AdapterNames = MappingProxyType({})
+) -> Call:
     """The request that the tensors describe; each has a leading batch dimension of one.
 
     Raises RequestError or UnsupportedError, which name the tensor.
@@ -104,11 +108,16 @@ def decode_call(inputs: Arrays, *, request_id: str, exclude_input: bool = False)
             embedding_bias=_embedding_bias(inputs),
             stop_words=_words(inputs, "stop_words_list"),
             bad_words=_words(inputs, "bad_words_list"),
+            guide=_guide(inputs),
             end_ids=_end_ids(inputs),
             log_probs=log_probs or top_log_probs > 0,
             top_log_probs=top_log_probs,
+            prompt_log_probs=_flag(inputs, "conch_return_prompt_log_probs"),
         ),
+        priority=_integer(inputs, "conch_priority", 0),
+        n=_integer(inputs, "num_return_sequences", 0) or 1,
         deadline=_deadline(inputs),
+        adapter=_adapter(inputs, adapters),
     )
     return Call(
         request=request,
@@ -165,6 +174,37 @@ def _choice_of_tokens(inputs: Arrays) -> dict[str, Any]:
 
 def _words(inputs: Arrays, name: str) -> tuple[tuple[int, ...], ...]:
     return decode_words(inputs[name], name) if name in inputs else ()
+
+
+def _guide(inputs: Arrays) -> Guide | None:
+    """Upstream's kinds of guides and ours; `json` needs no guide beside its type, and takes none."""
+    kinds, texts = (strings(inputs, name) for name in ("guided_decoding_guide_type", "guided_decoding_guide"))
+    kind, text = "".join(kinds), "".join(texts)
+    if not (kind or text):
+        return None
+    if kind not in GUIDE_KINDS:
+        raise UnsupportedError(
+            f"`guided_decoding_guide_type` is {kind!r}; there are {', '.join(GUIDE_KINDS)}",
+            param="guided_decoding_guide_type",
+        )
+    if bool(text) == (kind == "json"):
+        what = "takes no guide: `json_schema` does" if text else "needs a guide"
+        raise RequestError(f"`guided_decoding_guide`: {kind} {what}", param="guided_decoding_guide")
+    return Guide(kind, text)
+
+
+def _adapter(inputs: Arrays, adapters: AdapterNames) -> str | None:
+    """0 is the model itself."""
+    number = _integer(inputs, "lora_task_id", 0)
+    return adapter_name(number, adapters) if number else None
+
+
+def adapter_name(number: int, adapters: AdapterNames) -> str:
+    """The adapter with the id `number`. Raises NotFoundError."""
+    if number not in adapters:
+        fix = f"There are {', '.join(map(str, adapters))}." if adapters else "The plan names none."
+        raise NotFoundError(f"no adapter has the id {number}", param="lora_task_id", code="model_not_found", fix=fix)
+    return adapters[number]
 
 
 def _logit_bias(inputs: Arrays) -> dict[int, float]:

@@ -132,6 +132,23 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise from_rpc(error, self.url) from None
 
+    async def adapters(
+        self, command: str = "list", lora_task_id: int = 0, *, timeout: float = 120.0
+    ) -> list[dict[str, Any]]:
+        """Every LoRA adapter (`name`, `id`, `state`, `running`, `waiting`), after the command was carried out.
+
+        Raises RequestError or NotFoundError when that cannot be done.
+        """
+        request = wire.build_adapter_command(command, lora_task_id, uuid.uuid4().hex)
+        call = self._infer(iter((request,)), timeout=timeout)
+        adapters: list[dict[str, Any]] = []
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                adapters = wire.read_adapters(message)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.url) from None
+        return adapters
+
     async def close(self) -> None:
         await self._channel.close()
 

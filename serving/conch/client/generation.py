@@ -36,6 +36,8 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     log_probs: bool = False
     top_log_probs: int = 0
+    lora_task_id: int | None = None
+    """Id of a LoRA adapter; None or 0: the model itself."""
 
 
 @dataclass(frozen=True, slots=True)

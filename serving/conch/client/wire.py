@@ -6,6 +6,7 @@ runs once a token. Knows nothing of channels.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -37,6 +38,7 @@ _SCALARS = (
     ("frequency_penalty", "frequency_penalty", "frequency_penalty", "FP32"),
     ("seed", "seed", "seed", "UINT64"),
     ("min_tokens", "min_tokens", "min_tokens", "INT32"),
+    ("lora_task_id", "lora_task_id", "lora_task_id", "UINT64"),
 )
 _FORMATS = {"FP32": "f", "INT32": "i", "UINT64": "Q", "BOOL": "?"}
 _LIMITS = {"INT32": (-(2**31), 2**31 - 1), "UINT64": (0, 2**64 - 1)}
@@ -92,6 +94,29 @@ def build_probe(request_id: str) -> pb.ModelInferRequest:
     tensors.scalar("request_output_len", "INT32", 1)
     tensors.scalar("stop", "BOOL", True)
     return tensors.request
+
+
+def build_adapter_command(command: str, lora_task_id: int, request_id: str) -> pb.ModelInferRequest:
+    """An order about LoRA adapters: `list`, `load` or `unload`."""
+    tensors = _Tensors("tensorrt_llm", request_id)
+    tensors.scalar("input_lengths", "INT32", 1)
+    tensors.scalar("request_output_len", "INT32", 1)
+    tensors.scalar("lora_task_id", "UINT64", lora_task_id)
+    tensors.texts("conch_adapter_command", [command])
+    tensors.wanted("conch_adapters")
+    return tensors.request
+
+
+def read_adapters(message: pb.ModelStreamInferResponse) -> list[dict[str, Any]]:
+    """What the answer to `build_adapter_command` tells of each adapter. Raises the error that it carries."""
+    check(message)
+    raw = memoryview(message.infer_response.raw_output_contents[0])
+    adapters = []
+    while raw:
+        (size,) = struct.unpack_from("<I", raw)
+        adapters.append(json.loads(bytes(raw[4 : 4 + size])))
+        raw = raw[4 + size :]
+    return adapters
 
 
 def check(message: pb.ModelStreamInferResponse) -> None:

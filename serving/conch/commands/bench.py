@@ -22,7 +22,7 @@ def bench(console: Console, url: str, model: str | None, concurrency: str, max_t
     """Stream chat answers at each concurrency and print tokens/s, time to first token, inter-token latency."""
     from conch.bench.load import Workload, sweep
 
-    url, levels = gateway_url(url), _levels(concurrency)
+    url, levels = gateway_url(url), counts(concurrency)
     workload = Workload(model or _only_model(url), max_tokens)
     rows = asyncio.run(sweep(url, workload, levels, rounds=rounds, say=console.note))
     console.result(
@@ -41,7 +41,8 @@ def bench(console: Console, url: str, model: str | None, concurrency: str, max_t
     )
 
 
-def _levels(text: str) -> list[int]:
+def counts(text: str) -> list[int]:
+    """`1,8,32` as numbers. Raises InputError for anything else."""
     try:
         levels = [int(part) for part in text.split(",")]
     except ValueError:

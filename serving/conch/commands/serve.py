@@ -60,7 +60,7 @@ def _serve(console: Console, plan: Plan, built: BuildResult) -> None:
         stack.callback(triton.stop)
         triton.start()
         settings = GatewaySettings.for_engine(
-            built.engine.path, grpc_url=triton.grpc_url, metrics_url=triton.metrics_url
+            built.engine.path, built.repository.path, grpc_url=triton.grpc_url, metrics_url=triton.metrics_url
         )
 
         def announce(url: str) -> None:

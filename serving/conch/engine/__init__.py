@@ -6,7 +6,8 @@ Knows nothing of Triton, HTTP or text.
 from conch.engine.batch import Rows, Runner, Slot
 from conch.engine.config import EngineConfig
 from conch.engine.core import Engine
-from conch.engine.request import FINISH_REASONS, FinishReason, Output, Request, SamplingParams, Usage
+from conch.engine.request import FINISH_REASONS, FinishReason, Output, PromptLogProbs, Request, SamplingParams, Usage
+from conch.engine.state import KvState
 from conch.engine.stats import EngineStats
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "EngineConfig",
     "EngineStats",
     "FinishReason",
+    "KvState",
     "Output",
+    "PromptLogProbs",
     "Request",
     "Rows",
     "Runner",

@@ -18,12 +18,16 @@ class Slot:
     past: int
     blocks: list[int]
     """The block table; it already covers `past + len(tokens)` tokens."""
-    sample: bool
-    """Give the logits that follow the last token."""
+    rows: int
+    """Give the logits that follow each of the last `rows` tokens; 0 gives none."""
+    single: bool = False
+    """Round each token as if it were computed in a step of its own: its row must not depend on those beside it."""
+    adapter: int = 0
+    """Which of the loaded LoRA adapters to add; 0 adds none."""
 
 
 class Rows(NamedTuple):
-    """The step's result: one row for each slot with `sample`, in their order. Valid until the next step."""
+    """The step's result: the rows that the slots want, in their order. Valid until the next step."""
 
     top_ids: NDArray[np.integer[Any]]
     """[rows, K] the K best tokens of each row, best first; K is at least 1."""
@@ -39,6 +43,20 @@ class Runner(Protocol):
     vocab_size: int
     num_blocks: int
     tokens_per_block: int
+    layout: str
+    """The same for those who can use each other's blocks: model, weights, type of the caches."""
 
     def step(self, slots: Sequence[Slot]) -> Rows | None:
-        """Compute every slot, write its keys and values into its blocks; None if no slot is to be sampled."""
+        """Compute every slot, write its keys and values into its blocks; None if no slot wants a row."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make the content of block `target` that of `source`."""
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[NDArray[Any]]:
+        """The content of `blocks`: for each cache an array whose first axis are the blocks. A copy."""
+
+    def write_blocks(self, blocks: Sequence[int], content: Sequence[NDArray[Any]]) -> None:
+        """Put what `read_blocks` gave, here or in another process, into `blocks`.
+
+        Raises ValueError for content of another shape.
+        """

@@ -67,6 +67,13 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Take another reference to blocks that are held."""
+        for block in blocks:
+            if self._references[block] == 0:
+                raise RuntimeError(f"KV block {block} shared, but nobody holds it")
+            self._references[block] += 1
+
     def publish(self, block: int, digest: Digest) -> None:
         """Say that a held block now has this content. The first block with a content is the one shared."""
         if self._references[block] == 0:

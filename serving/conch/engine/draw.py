@@ -138,13 +138,22 @@ def _reach(cumulative: NDArray[np.float64], amount: float) -> int:
 
 
 def _draw_from_all(candidates: Candidates, temperature: float, noise: Noise) -> int:
-    """Draw from the whole row: by rejection, or by summing it when it is too flat for that."""
+    """Draw from the whole row: by rejection, or by summing it when it is too flat for that.
+
+    Whichever way it takes, a candidate is picked by the first number of the noise, as it would be from the
+    candidates alone: a draft that knows no more than its own candidates then tends to pick the same token.
+    """
+    picked = noise.one()
     known = _weights(candidates, candidates.logits, temperature)
     sum_known = float(known.sum(dtype=np.float64))
     floor_weight = _floor_weight(candidates, temperature)
     proposed = sum_known + len(candidates.row) * floor_weight
     if proposed > _PATIENCE * sum_known:  # the logits alone decide it, so the draw stays exact
-        return _draw_by_sum(candidates, known, temperature, noise.one())
+        weights = _weights(candidates, candidates.row, temperature)
+        if noise.one() * float(weights.sum(dtype=np.float64)) < sum_known:
+            return int(candidates.ids[_pick(known, picked)])
+        weights[candidates.ids] = 0.0
+        return _pick(weights, picked)
     while True:
         # Propose each candidate with its own weight and every token of the row with the floor's; take a
         # candidate at once, and another token with the chance of its own weight over the floor's.
@@ -154,17 +163,6 @@ def _draw_from_all(candidates: Candidates, temperature: float, noise: Noise) -> 
         weights = _weights(candidates, candidates.row[tokens], temperature)
         for index in np.flatnonzero((at < sum_known) | (uniforms[-_ROUNDS:] * floor_weight < weights)):
             if at[index] < sum_known:
-                return int(candidates.ids[_pick(known, at[index] / sum_known)])
+                return int(candidates.ids[_pick(known, picked)])
             if not (candidates.ids == tokens[index]).any():
                 return int(tokens[index])
-
-
-def _draw_by_sum(candidates: Candidates, known: Row, temperature: float, uniform: float) -> int:
-    weights = _weights(candidates, candidates.row, temperature)
-    at = uniform * float(weights.sum(dtype=np.float64))
-    sum_known = float(known.sum(dtype=np.float64))
-    if at < sum_known:
-        return int(candidates.ids[_pick(known, at / sum_known)])
-    weights[candidates.ids] = 0.0
-    cumulative = weights.cumsum(dtype=np.float64)
-    return min(int(cumulative.searchsorted(at - sum_known, side="right")), len(weights) - 1)

@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.engine.config import EngineConfig
-from conch_build.errors import RequestError
+from conch.engine.guide import Guide
+from conch.engine.state import KvState
+from conch_build.errors import ConchError, RequestError, UnsupportedError
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
@@ -49,12 +51,16 @@ class SamplingParams:
     """[vocabulary] added to the logits; -inf forbids a token."""
     stop_words: tuple[tuple[int, ...], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    guide: Guide | None = None
+    """What the answer must be."""
     end_ids: frozenset[int] | None = None
     """None: the artifact's. Empty: no token ends the answer."""
     log_probs: bool = False
     """Log probability of each chosen token as the model has it: before bias, penalties and temperature."""
     top_log_probs: int = 0
     """So many best tokens beside each chosen one, at most 20."""
+    prompt_log_probs: bool = False
+    """The same, as far as asked, of every prompt token but the first; such a prompt reuses no blocks."""
 
     @property
     def greedy(self) -> bool:
@@ -73,6 +79,14 @@ class Request:
     """`time.monotonic()` seconds; what is unfinished then ends with "deadline"."""
     priority: int = 0
     """Higher goes first."""
+    keep_state: bool = False
+    """Give the state with the last output, so that another engine can go on from there."""
+    state: KvState | None = None
+    """Go on from here: prompt and the beginning of the answer are computed, and only what follows is sent."""
+    n: int = 1
+    """So many answers, each drawn with noise of its own; they share the blocks of the prompt."""
+    adapter: str | None = None
+    """Name of the LoRA adapter to use."""
     is_cancelled: Callable[[], bool] | None = None
     """Asked between steps, on the engine's thread."""
 
@@ -85,7 +99,11 @@ class Usage:
     cached_tokens: int
     """Prompt tokens whose keys and values were already there."""
     completion_tokens: int
-    """Tokens sent: the end id is not one of them."""
+    """Of the answer, those that a state brought along included; the end id is not one of them."""
+    draft_tokens: int
+    """Guessed by speculation, of which..."""
+    accepted_tokens: int
+    """...so many turned out right; those behind the end of the answer count as wrong."""
     arrival_ns: int
     first_scheduled_ns: int
     first_token_ns: int
@@ -95,8 +113,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogProbs:
+    """Of each prompt token but the first: its log probability, and the best tokens in its place as `Output.top`."""
+
+    log_probs: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
-    """New tokens of one request. The last one carries `finish_reason` and `usage`."""
+    """New tokens of one answer. The last one of each answer carries `finish_reason` and `usage`."""
 
     request_id: str
     tokens: tuple[int, ...] = ()
@@ -104,9 +130,17 @@ class Output:
     log_probs: tuple[float, ...] | None = None
     top: tuple[tuple[tuple[int, float], ...], ...] | None = None
     """For each token the best (id, log probability) pairs, best first."""
+    prompt_log_probs: PromptLogProbs | None = None
+    """With the first tokens of a request that asked for them, its answer 0."""
     finish_reason: FinishReason | None = None
-    error: str | None = None
+    error: ConchError | None = None
     usage: Usage | None = None
+    state: KvState | None = None
+    """With the last output of a request that wanted it kept."""
+    index: int = 0
+    """Which of the request's `n` answers this belongs to."""
+    final: bool = False
+    """The request is over: every one of its answers is."""
 
 
 _BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
@@ -129,11 +163,16 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
     if not isinstance(request.id, str) or not request.id:
         raise _invalid("id", f"must be a non-empty text, not {request.id!r}")
     _check_count("max_tokens", request.max_tokens, 1, None)
+    _check_count("n", request.n, 1, config.batch_size)
     _check_ids("prompt", request.prompt, vocab_size)
     _check_length(len(request.prompt), request.max_tokens, config)
     if request.deadline is not None and not _is_finite(request.deadline):
         raise _invalid("deadline", f"must be a finite number of seconds, not {request.deadline!r}")
     _check_sampling(request.sampling, vocab_size)
+    if request.state is not None or request.keep_state:
+        for name, given in (("n", request.n > 1), ("adapter", request.adapter is not None)):
+            if given:
+                raise UnsupportedError(f"a KV state cannot be kept or taken up with `{name}`", param=name)
 
 
 def _check_length(prompt: int, max_tokens: int, config: EngineConfig) -> None:

@@ -3,14 +3,16 @@
 Every sequence has tokens that are not computed yet: one while it decodes, more while its prompt (or what a
 preemption threw away) is being computed. A step is
 
-1. one token for every decoding sequence;
-2. then prompts, first come first served within a priority, a chunk of each: up to `max_num_tokens` in all,
-   but while others decode no more than `PREFILL_CHUNK` tokens, times the number of prompts for each of them.
-   A prompt delays those who are reading only a little; a crowd that waits is not held up by one who reads.
-   Chunks end at multiples of `PREFILL_CHUNK` and are never cut further: kernels round by the shape of what
-   they compute, and an answer must not depend on who else was served;
+1. one token for every decoding sequence, and behind it what speculation guesses to follow;
+2. then prompts, first come first served within a priority, a chunk of each. While others decode, a prompt adds no
+   more tokens to a step than it has already, or one SLICE: it delays those who are reading only a little. A crowd
+   of prompts that waits for a few readers is not held up by them;
 3. a waiting sequence is admitted when the blocks for all its tokens are there, beside one block of growth for
    each running sequence. Nothing overtakes the first in line, so nothing starves.
+
+Answers must not depend on who else was served, and kernels round by the shape of what they compute: chunks of a
+prompt end at multiples of SLICE, where the shape makes no difference; a token behind the last such place, and
+every token of an answer, is computed as a single one, also when a preemption has it computed again.
 
 When a decoding sequence needs a block and none is left, the last in line of the running is preempted: it
 gives its blocks back and waits at its old place. The first in line can take every block, and no request is
@@ -23,6 +25,7 @@ Knows nothing of logits, callers or clocks.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from conch.engine.batch import Slot
@@ -32,7 +35,11 @@ from conch.engine.request import Request
 from conch.engine.sequence import Sequence
 from conch_build.errors import RequestError
 
-PREFILL_CHUNK = 128
+SLICE = 32
+CHUNK = 128
+"""Of one prompt in one step."""
+STEP_PROMPT_TOKENS = 512
+"""Of all prompts in one step: more would only make the first of them wait for the last."""
 
 
 @dataclass(slots=True)
@@ -43,13 +50,24 @@ class Batch:
     slots: list[Slot] = field(default_factory=list)
 
     def add(self, sequence: Sequence, count: int) -> None:
+        """Compute the next `count` tokens, and the draft behind the last of them."""
         slot, past, tokens = sequence.slot, sequence.past, sequence.tokens
-        slot.tokens = tokens[past : past + count]
+        end = past + count
+        slot.tokens = tokens[past:end]
         slot.past = past
         slot.blocks = sequence.blocks
-        slot.sample = past + count == len(tokens)
+        slot.single = past >= sequence.prompt_len - (sequence.prompt_len % SLICE == 1)
+        slot.rows = int(end == len(tokens))
+        if sequence.draft:
+            slot.tokens += sequence.draft
+            slot.rows += len(sequence.draft)
+        elif past < sequence.prompt_len and sequence.request.sampling.prompt_log_probs:
+            slot.rows = count
         self.sequences.append(sequence)
         self.slots.append(slot)
+
+    def __iter__(self) -> Iterator[tuple[Sequence, Slot]]:
+        return zip(self.sequences, self.slots, strict=True)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -67,8 +85,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prefix_hit_tokens = 0
-        # A lone prompt's chunk must fit beside a full batch of others that decode.
-        self.chunk = min(PREFILL_CHUNK, config.max_num_tokens - config.batch_size + 1)
+        # A lone prompt's slice must fit beside a full batch of others that decode.
+        self.slice = min(SLICE, config.max_num_tokens - config.batch_size + 1)
 
     @property
     def busy(self) -> bool:
@@ -98,16 +116,42 @@ class Scheduler:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
 
-    def schedule(self) -> Batch:
-        """The next step. Empty only if there is nothing to do."""
-        self._grow()
-        batch, prompts = Batch(), []
-        for sequence in self.running:
-            if len(sequence.tokens) - sequence.past == 1:
-                batch.add(sequence, 1)
-            else:
-                prompts.append(sequence)
-        left = self._prompt_budget(decoding=len(batch.slots), prompts=len(prompts) + len(self.waiting))
+    def decoding(self) -> list[Sequence]:
+        """The running sequences that need one token, each with a block for it: the others may be preempted."""
+        full = [sequence for sequence in self.running if sequence.past == len(sequence.blocks) * self.tokens_per_block]
+        for sequence in sorted(full, key=_rank):
+            while sequence.blocks and not self.pool.available:
+                self._preempt(max(self.running, key=_rank))
+            if sequence.blocks:  # it was not itself the last in line
+                self._extend(sequence, 1)
+        return [sequence for sequence in self.running if sequence.missing == 1]
+
+    def room_for_drafts(self, decoding: list[Sequence], longest: int) -> list[int]:
+        """How many tokens may be guessed for each of `decoding`, at most `longest`, with blocks taken for them.
+
+        No more than can still be sent, and nothing that another sequence would have to give up blocks for.
+        """
+        prompts = self.waiting or len(decoding) < len(self.running)
+        spare = self.config.max_num_tokens - len(decoding) - (self.slice if prompts else 0)
+        longest = min(longest, max(0, spare // max(1, len(decoding))))
+        rooms = []
+        for sequence in decoding:
+            room = min(longest, sequence.request.max_tokens - sequence.produced - 1)
+            wanted = self._blocks_for(sequence.past + 1 + room) - len(sequence.blocks)
+            free = self.pool.available - len(self.running)
+            if wanted > 0 and free > 0:
+                self._extend(sequence, min(wanted, free))
+            rooms.append(max(0, min(room, len(sequence.blocks) * self.tokens_per_block - sequence.past - 1)))
+        return rooms
+
+    def schedule(self, decoding: list[Sequence]) -> Batch:
+        """The next step: `decoding` as the method of that name gave it, and prompts. Empty if nothing is to do."""
+        batch = Batch()
+        for sequence in decoding:
+            batch.add(sequence, 1)
+        prompts = [sequence for sequence in self.running if sequence.missing > 1]
+        computed = sum(len(slot.tokens) for slot in batch.slots)
+        left = self._prompt_budget(len(decoding), computed, prompts=len(prompts) + len(self.waiting))
         for sequence in prompts:
             left -= self._add_prompt(batch, sequence, left)
         while self.waiting and left > 0 and len(self.running) < self.config.batch_size:
@@ -117,83 +161,98 @@ class Scheduler:
             left -= self._add_prompt(batch, sequence, left)
         return batch
 
-    def advance(self, batch: Batch) -> list[Sequence]:
-        """The step was computed: account for it, and return the sequences that have a row to be sampled."""
-        sampled = []
-        for sequence, slot in zip(batch.sequences, batch.slots, strict=True):
-            sequence.past += len(slot.tokens)
-            if sequence.past >= (sequence.published + 1) * self.tokens_per_block and self.config.reuse:
-                self._publish(sequence)
-            if slot.sample:
-                sampled.append(sequence)
-        return sampled
+    def settle(self, sequence: Sequence, computed: int) -> None:
+        """`computed` tokens of the sequence have their keys and values now: share the blocks that they fill."""
+        sequence.past = computed
+        full = computed // self.tokens_per_block
+        if full > sequence.published and self.config.reuse:
+            digests = sequence.digest(full, self.tokens_per_block)
+            for index in range(sequence.published, full):
+                self.pool.publish(sequence.blocks[index], digests[index])
+            sequence.published = full
 
-    def _grow(self) -> None:
-        """Give a block to each decoding sequence that needs one, preempting from the end of the line."""
-        full = [sequence for sequence in self.running if sequence.past == len(sequence.blocks) * self.tokens_per_block]
-        for sequence in sorted(full, key=_rank):
-            while sequence.blocks and not self.pool.available:
-                self._preempt(max(self.running, key=_rank))
-            if sequence.blocks:  # it was not itself the last in line
-                sequence.blocks += self.pool.take(1)
-                sequence.new_blocks += 1
+    def fork(self, parent: Sequence, child: Sequence) -> tuple[int, int] | None:
+        """Let `child` go on where the prompt of `parent` ends, with its blocks; else it waits for its turn.
+
+        Full blocks are shared. The last one, part full, is written by both: the pair to be copied is returned.
+        """
+        free = self.pool.available - len(self.running)
+        if not parent.blocks or len(self.running) >= self.config.batch_size or free <= 0:
+            self.add(child)
+            return None
+        full = parent.prompt_len // self.tokens_per_block
+        child.blocks = parent.blocks[:full]
+        self.pool.hold(child.blocks)
+        child.past, child.draft_past = parent.prompt_len, min(parent.draft_past, parent.prompt_len)
+        child.published, child.reused_blocks = min(parent.published, full), full
+        self.running.append(child)
+        if parent.prompt_len % self.tokens_per_block == 0:
+            return None
+        self._extend(child, 1)
+        return parent.blocks[full], child.blocks[full]
+
+    def _extend(self, sequence: Sequence, count: int) -> None:
+        sequence.blocks += self.pool.take(count)
+        sequence.new_blocks += count
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.past = 0
+        sequence.past = sequence.draft_past = 0
         self.preemptions += 1
         self.add(sequence)
 
-    def _prompt_budget(self, decoding: int, prompts: int) -> int:
-        left = self.config.max_num_tokens - decoding
-        if decoding and self.config.chunked_prefill:
-            return min(left, PREFILL_CHUNK * max(1, prompts // decoding))
-        return left
+    def _prompt_budget(self, decoding: int, computed: int, prompts: int) -> int:
+        """Tokens of prompts beside `computed` tokens of `decoding` sequences."""
+        left = min(self.config.max_num_tokens - computed, STEP_PROMPT_TOKENS)
+        if not self.config.chunked_prefill:
+            return self.config.max_num_tokens - computed
+        if decoding and prompts < 2 * decoding:
+            return min(left, max(1, computed // SLICE) * SLICE)
+        return min(left, CHUNK * (prompts // decoding)) if decoding else left
 
     def _admit(self, sequence: Sequence, budget: int) -> bool:
         """Start a waiting sequence if there is room: share its known prefix, take blocks for the rest."""
         size = len(sequence.tokens)
         shared: list[int] = []
-        if self.config.reuse:  # the last token is always computed: it gives the row to sample
-            full = (size - 1) // self.tokens_per_block
+        arriving = sequence.arriving
+        if self.config.reuse and arriving is None and not sequence.request.sampling.prompt_log_probs:
+            full = (size - 1) // self.tokens_per_block  # the last token is always computed: it gives the row to sample
             shared = self.pool.match(sequence.digest(full, self.tokens_per_block))
-        past = len(shared) * self.tokens_per_block
+        past = arriving.computed if arriving else len(shared) * self.tokens_per_block
         needed = self._blocks_for(size) - len(shared)
-        if needed + len(self.running) > self.pool.available or self._share(past, size) > budget:
+        if needed + len(self.running) > self.pool.available or not self._share(sequence, past, budget):
             self.pool.release(shared)
             return False
         if not sequence.new_blocks:  # the first time: what a preemption left behind is no hit
             sequence.cached_tokens = past
-            self.prefix_hit_tokens += past
-        sequence.blocks = shared + self.pool.take(needed)
-        sequence.past, sequence.published = past, len(shared)
+            self.prefix_hit_tokens += 0 if arriving else past
+        sequence.past, sequence.draft_past = past, 0 if arriving else past
+        sequence.published = len(shared)
         sequence.reused_blocks += len(shared)
-        sequence.new_blocks += needed
+        sequence.blocks = shared
+        self._extend(sequence, needed)
         self.running.append(self.waiting.pop(0))
         return True
 
-    def _share(self, past: int, size: int) -> int:
-        """Tokens of a prompt's next step: its next chunk, or all that is missing."""
-        missing = size - past
-        if self.config.chunked_prefill or missing > self.config.max_prompt_len:
-            return min(missing, self.chunk - past % self.chunk)
-        return missing
+    def _share(self, sequence: Sequence, past: int, budget: int) -> int:
+        """Tokens of a sequence's next step, `past` of them being computed: 0 if the budget holds none."""
+        size, prompt = len(sequence.tokens), sequence.prompt_len
+        whole = not self.config.chunked_prefill and size <= self.config.max_prompt_len
+        last = prompt - (prompt % SLICE == 1)  # from here on tokens are single
+        if past >= last:
+            return min(size - past, budget)
+        end = last if whole else min(last, past + min(budget, CHUNK))
+        if end < last:
+            end -= end % self.slice
+        return end - past if past < end <= past + budget else 0
 
     def _add_prompt(self, batch: Batch, sequence: Sequence, budget: int) -> int:
-        count = self._share(sequence.past, len(sequence.tokens))
-        if count > budget:
-            return 0
-        batch.add(sequence, count)
+        count = self._share(sequence, sequence.past, budget)
+        if count:
+            batch.add(sequence, count)
         return count
-
-    def _publish(self, sequence: Sequence) -> None:
-        full = sequence.past // self.tokens_per_block
-        digests = sequence.digest(full, self.tokens_per_block)
-        for index in range(sequence.published, full):
-            self.pool.publish(sequence.blocks[index], digests[index])
-        sequence.published = full
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.tokens_per_block)

@@ -12,6 +12,7 @@ from conch_build.console import Console, with_console
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path))
 @click.option("--grpc-url", required=True, help="Triton's gRPC port, host:port.")
+@click.option("--repository", type=click.Path(path_type=Path), help="Triton's repository, which names the adapters.")
 @click.option("--metrics-url", help="Triton's metrics, http://host:port/metrics.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8080, show_default=True, help="0 takes a free one.")
@@ -21,6 +22,7 @@ def main(
     console: Console,
     engine: Path,
     grpc_url: str,
+    repository: Path | None,
     metrics_url: str | None,
     host: str,
     port: int,
@@ -31,7 +33,13 @@ def main(
     from conch.gateway.settings import GatewaySettings
 
     settings = GatewaySettings.for_engine(
-        engine, grpc_url=grpc_url, metrics_url=metrics_url, host=host, port=port, drain_seconds=drain_seconds
+        engine,
+        repository,
+        grpc_url=grpc_url,
+        metrics_url=metrics_url,
+        host=host,
+        port=port,
+        drain_seconds=drain_seconds,
     )
     run(settings, on_ready=lambda url: console.result({"url": url}, f"listening on {url}"))
 

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 import httpx
 from fastapi import FastAPI
 
-from conch.gateway import errors, health, models
+from conch.gateway import errors, health
 from conch.gateway.chat import ChatCompletions
 from conch.gateway.completions import Completions
 from conch.gateway.context import Context
 from conch.gateway.lifecycle import Lifecycle
 from conch.gateway.metrics import Metrics
 from conch.gateway.middleware import Admission, BodyLimit, Envelope
+from conch.gateway.models import Models
 from conch.gateway.settings import GatewaySettings
 from conch.gateway.tokenizer import Tokenizer
 from conch.gateway.upstream import Upstream
@@ -39,7 +40,7 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     errors.install(app)
     app.include_router(ChatCompletions(context).router())
     app.include_router(Completions(context).router())
-    app.include_router(models.router(settings))
+    app.include_router(Models(context).router())
     app.include_router(health.router(context, http))
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)

@@ -51,11 +51,11 @@ class ChatCompletions:
             "logprobs": self._log_probs(body, log_probs),
             "finish_reason": answer.finish_reason,
         }
-        envelope = self.context.envelope("chatcmpl", "chat.completion")
+        envelope = self.context.envelope("chatcmpl", "chat.completion", body.model)
         return {**envelope, "choices": [choice], "usage": total_usage([answer])}
 
     async def _events(self, body: ChatRequest, answer: Answer) -> AsyncIterator[bytes]:
-        envelope = self.context.envelope("chatcmpl", "chat.completion.chunk")
+        envelope = self.context.envelope("chatcmpl", "chat.completion.chunk", body.model)
         chunks = ChatChunks(envelope, with_usage=body.includes_usage)
         role = chunks.role(0)
         async with answer:

@@ -53,7 +53,7 @@ class Completions:
 
     async def _whole(self, body: CompletionRequest, answers: list[Answer]) -> dict[str, Any]:
         choices = await all_of([self._choice(body, index, answer) for index, answer in enumerate(answers)])
-        envelope = self.context.envelope("cmpl", "text_completion")
+        envelope = self.context.envelope("cmpl", "text_completion", body.model)
         return {**envelope, "choices": choices, "usage": total_usage(answers)}
 
     async def _choice(self, body: CompletionRequest, index: int, answer: Answer) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Completions:
         }
 
     async def _events(self, body: CompletionRequest, answers: list[Answer]) -> AsyncIterator[bytes]:
-        envelope = self.context.envelope("cmpl", "text_completion")
+        envelope = self.context.envelope("cmpl", "text_completion", body.model)
         chunks = CompletionChunks(envelope, with_usage=body.includes_usage)
         offsets = [0] * len(answers)
         async for index, piece in merged(answers):

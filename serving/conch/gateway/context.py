@@ -37,13 +37,13 @@ class Context:
             return work(*arguments)
         return await asyncio.to_thread(work, *arguments)
 
-    def envelope(self, prefix: str, kind: str) -> dict[str, Any]:
-        """What an answer, and every chunk of it, starts with."""
+    def envelope(self, prefix: str, kind: str, model: str | None) -> dict[str, Any]:
+        """What an answer of `model`, and every chunk of it, starts with."""
         return {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
-            "model": self.settings.model_name,
+            "model": model or self.settings.model_name,
         }
 
 

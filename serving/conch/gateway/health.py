@@ -6,6 +6,7 @@ died.
 
 from __future__ import annotations
 
+import contextlib
 from importlib.metadata import version
 
 import httpx
@@ -15,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from conch.gateway.context import Context
 from conch.gateway.errors import body_of, headers_of
-from conch.gateway.metrics import read_engine
+from conch.gateway.metrics import adapter_info, read_engine
 from conch_build.errors import ConchError
 
 
@@ -50,6 +51,9 @@ def router(context: Context, http: httpx.AsyncClient) -> APIRouter:
         text = context.metrics.render().decode()
         if settings.metrics_url is not None:
             text += await read_engine(http, settings.metrics_url, settings.model_name)
+        if settings.adapters:
+            with contextlib.suppress(ConchError):  # as with the engine's: no figures rather than old ones
+                text += adapter_info(await context.upstream.adapters(), settings.adapter_slots)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

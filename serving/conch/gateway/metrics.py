@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import httpx
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -31,12 +32,21 @@ _ENGINE = {
     'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used"}': ("conch:kv_blocks_used", "gauge"),
     'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="free"}': ("conch:kv_blocks_free", "gauge"),
     'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="cached"}': ("conch:kv_blocks_cached", "gauge"),
+    'conch_engine_adapter_slots{slot_type="max"}': ("conch:adapter_slots", "gauge"),
+    'conch_engine_adapter_slots{slot_type="used"}': ("conch:adapter_slots_used", "gauge"),
+    'conch_engine_adapter_slots{slot_type="requests_waiting"}': ("conch:adapter_requests_waiting", "gauge"),
+    "conch_engine_adapter_loads_total": ("conch:adapter_loads_total", "counter"),
+    "conch_engine_adapter_evictions_total": ("conch:adapter_evictions_total", "counter"),
+    'conch_engine_speculation{speculation_type="active"}': ("conch:speculation_active", "gauge"),
+    "conch_engine_draft_tokens_total": ("vllm:spec_decode_num_draft_tokens_total", "counter"),
+    "conch_engine_accepted_tokens_total": ("vllm:spec_decode_num_accepted_tokens_total", "counter"),
+    "conch_engine_draft_seconds_total": ("conch:draft_seconds_total", "counter"),
     "conch_engine_prompt_tokens_total": ("vllm:prefix_cache_queries_total", "counter"),
     "conch_engine_prefix_hit_tokens_total": ("vllm:prefix_cache_hits_total", "counter"),
     "conch_engine_preemptions_total": ("vllm:num_preemptions_total", "counter"),
 }
 _SAMPLE = re.compile(r"^(?P<name>[a-z_]+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.M)
-_KIND = re.compile(r'(?:request_type|kv_cache_block_type)="[a-z_]+"')
+_KIND = re.compile(r'(?:request_type|kv_cache_block_type|slot_type|speculation_type)="[a-z_]+"')
 
 
 class Metrics:
@@ -94,9 +104,11 @@ class Watch:
     def tokens(self, count: int) -> None:
         """That many tokens have come at once."""
         now = time.perf_counter()
-        if self._streaming:
-            family = self._metrics.between_tokens if self._tokens else self._metrics.first_token
-            family.observe(now - self._last)
+        if self._streaming and not self._tokens:
+            self._metrics.first_token.observe(now - self._last)
+        elif self._streaming:
+            for _ in range(count):
+                self._metrics.between_tokens.observe((now - self._last) / count)
         self._last = now
         self._tokens += count
 
@@ -120,6 +132,13 @@ def engine_samples(triton: str, model_name: str) -> Iterator[str]:
             name, family = known
             yield f"# TYPE {name} {family}"
             yield f'{name}{{model_name="{model_name}"}} {sample["value"]}'
+
+
+def adapter_info(adapters: Sequence[Mapping[str, Any]], slots: int) -> str:
+    """Which adapters run and which wait, as gateways that route by adapter read it: the value is the time."""
+    running, waiting = (",".join(a["name"] for a in adapters if a[key]) for key in ("running", "waiting"))
+    labels = f'max_lora="{slots}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f"# TYPE vllm:lora_requests_info gauge\nvllm:lora_requests_info{{{labels}}} {time.time()}\n"
 
 
 async def read_engine(client: httpx.AsyncClient, url: str, model_name: str) -> str:

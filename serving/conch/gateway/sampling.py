@@ -14,7 +14,7 @@ from conch_build.errors import NotFoundError, RequestError, UnsupportedError
 def check_request(body: Generation, settings: GatewaySettings) -> None:
     """Everything that can be refused before the prompt is tokenized. Raises RequestError."""
     limits = settings.limits
-    if body.model is not None and body.model != settings.model_name:
+    if body.model not in (None, settings.model_name, *settings.adapters):
         raise NotFoundError(f"The model '{body.model}' does not exist", param="model", code="model_not_found")
     if body.stream_options is not None and not body.stream:
         raise _needs("stream_options", "stream")
@@ -75,6 +75,7 @@ def sampling_for(body: Generation, prompt: Sequence[int], settings: GatewaySetti
         logit_bias=_logit_bias(body.logit_bias, settings.vocab_size),
         log_probs=log_probs,
         top_log_probs=top,
+        lora_task_id=settings.adapters.get(body.model) if body.model else None,
     )
 
 

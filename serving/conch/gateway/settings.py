@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conch_build.adapter_registry import AdapterRegistry
 from conch_build.manifest import EngineManifest
 
 
@@ -42,6 +44,10 @@ class GatewaySettings:
     end_ids: tuple[int, ...]
     top_candidates: int
     """The largest number of log probabilities that the engine gives for a token."""
+    adapters: Mapping[str, int] = field(default_factory=dict)
+    """Names that requests may give as their model beside its own, with the ids that the engine knows them by."""
+    adapter_slots: int = 0
+    """How many of them are loaded at once."""
     metrics_url: str | None = None
     """Triton's metrics, `http://host:port/metrics`; without it the engine's gauges are left out."""
     host: str = "127.0.0.1"
@@ -52,9 +58,13 @@ class GatewaySettings:
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
-    def for_engine(cls, artifact: Path, **settings: Any) -> GatewaySettings:
-        """Settings for an engine artifact (`engine.json`, `tokenizer/`). Raises StoreError."""
+    def for_engine(cls, artifact: Path, repository: Path | None = None, **settings: Any) -> GatewaySettings:
+        """Settings for an engine artifact (`engine.json`, `tokenizer/`) and the adapters of a Triton repository.
+
+        Raises StoreError.
+        """
         engine = EngineManifest.load(artifact)
+        registry = AdapterRegistry.load(repository / "tensorrt_llm") if repository else None
         known = {
             "model_name": engine.name,
             "tokenizer": artifact / "tokenizer",
@@ -62,5 +72,7 @@ class GatewaySettings:
             "vocab_size": engine.vocab_size,
             "end_ids": tuple(engine.end_ids),
             "top_candidates": engine.top_candidates,
+            "adapters": {adapter.name: adapter.id for adapter in registry.adapters} if registry else {},
+            "adapter_slots": registry.slots if registry else 0,
         }
         return cls(**{**known, **settings})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from conch.client import AsyncClient, AsyncStream, Sampling
+from conch.client import AsyncClient, AsyncStream, Delta, Sampling
 from conch.gateway.logprobs import TokenLogProb, entries
 from conch.gateway.metrics import Metrics, Watch
 from conch.gateway.stops import StopMatcher
@@ -65,14 +65,9 @@ class Answer:
         while not text and self.finish_reason is None:
             try:
                 delta = await self._stream.__anext__()
-            except NotFoundError:
-                raise _not_loaded() from None
-            self.completion_tokens += len(delta.tokens)
-            if delta.tokens:
-                self._watch.tokens(len(delta.tokens))
-            if delta.log_probs is not None:
-                self._log_probs += entries(delta)
-            text = self._shown(self._detokenizer.push(delta.tokens))
+            except NotFoundError as error:
+                raise (error if error.param else _not_loaded()) from None
+            text = self._taken(delta)
             if delta.finish_reason is not None:
                 self.cached_tokens = delta.cached_tokens
                 if self.finish_reason is None:
@@ -81,6 +76,22 @@ class Answer:
                     self.finish_reason = self.finish_reason or delta.finish_reason
         log_probs, self._log_probs = self._log_probs, []
         return Piece(text, log_probs, self.finish_reason)
+
+    def _taken(self, delta: Delta) -> str:
+        """The new text of a delta. Of several tokens those behind a stop string were never part of the answer."""
+        before = self.completion_tokens
+        scores = entries(delta) if delta.log_probs is not None else []
+        text = ""
+        for size in [len(delta.tokens)] if self._stops is None else [1] * len(delta.tokens):
+            at = self.completion_tokens - before
+            self.completion_tokens += size
+            self._log_probs += scores[at : at + size]
+            text += self._shown(self._detokenizer.push(delta.tokens[at : at + size]))
+            if self.finish_reason is not None:
+                break
+        if self.completion_tokens > before:
+            self._watch.tokens(self.completion_tokens - before)
+        return text
 
     def _shown(self, text: str) -> str:
         """What of new text may be sent; a complete stop string ends the answer."""
@@ -127,6 +138,13 @@ class Upstream:
             watch=self._metrics.watch(len(prompt), streaming=streaming),
         )
 
+    async def adapters(self, command: str = "list", lora_task_id: int = 0) -> list[dict[str, Any]]:
+        """Every LoRA adapter, after one was loaded or unloaded if so commanded. Raises ConchError."""
+        try:
+            return await self._client.adapters(command, lora_task_id)
+        except NotFoundError as error:
+            raise (error if error.param else _not_loaded()) from None
+
     async def probe(self) -> None:
         """A sign of life from the engine. Raises ServiceError, or one of its kinds, without one."""
         try:
@@ -139,7 +157,10 @@ class Upstream:
 
 
 def _not_loaded() -> UnavailableError:
-    """The caller's model exists; that Triton has none behind it is not the caller's mistake."""
+    """The caller's model exists; that Triton has none behind it is not the caller's mistake.
+
+    What the engine itself does not find, an adapter, it names with a parameter; Triton's own failures name none.
+    """
     return UnavailableError("Triton has not loaded the model")
 
 

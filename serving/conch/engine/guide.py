@@ -1,0 +1,102 @@
+"""What a guide is, and the grammar it stands for, in the words of `llguidance`.
+
+The kinds are upstream's, by the names of its Triton backend, and one of ours: `choice`. What a guide says is
+enforced or refused, never left out. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from conch.engine.grammar import to_lark
+from conch.engine.schema import readable_schema
+from conch_build.errors import RequestError
+
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "choice"]
+GUIDE_KINDS: tuple[GuideKind, ...] = get_args(GuideKind)
+MAX_GUIDE_BYTES = 1 << 17
+"""Of a guide's text: some thousand enum values or properties, and about a second of compiling."""
+
+_POINTER = re.compile(r"at \d+\(\d+\): (failed to compile JSON schema: )?")
+_PARAM = "guided_decoding_guide"
+_JSON = {
+    # Blanks between two marks: one space, or a new line with its indentation. An answer cannot drown in them.
+    "whitespace_pattern": r" |\n {0,15}",
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What an answer must be."""
+
+    kind: GuideKind
+    text: str = ""
+    """json: nothing; json_schema: the schema; regex and ebnf_grammar: themselves; choice: a JSON list of texts."""
+
+
+def grammar_of(guide: Guide) -> str:
+    """The guide as a grammar for `LLMatcher`. Raises RequestError if it does not read as what it claims to be."""
+    from llguidance import LLMatcher, regex_to_lark
+
+    size = len(guide.text.encode("utf-8", "replace"))
+    if size > MAX_GUIDE_BYTES:
+        raise refusal(f"has {size} bytes; at most {MAX_GUIDE_BYTES} are compiled")
+    try:
+        match guide.kind:
+            case "json":
+                rules = _json_rule({"type": ["object", "array"]})
+            case "json_schema":
+                rules = _json_rule(readable_schema(guide.text))
+            case "regex":
+                rules = f"start: /{regex_to_lark(guide.text, 'dw')}/"
+            case "choice":
+                choices = ("".join(map(_escaped, choice)) for choice in _choices(guide.text))
+                rules = f"start: /{'|'.join(choices)}/"
+            case "ebnf_grammar":
+                rules = to_lark(guide.text)
+    except ValueError as error:
+        raise refusal(str(error)) from None
+    # What a grammar leaves no choice about is not worked out ahead: it may be a megabyte, looked at for every token.
+    return LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{rules}')
+
+
+def refusal(what: str) -> RequestError:
+    """The error of a guide that is wrong, or that the library gave up on with these words."""
+    return RequestError(_sentence(what), param=_PARAM, code="invalid_value", where=_PARAM)
+
+
+def _sentence(what: str) -> str:
+    """The library's words without its way of pointing into a grammar that its caller never saw."""
+    lines = [line.strip() for line in what.replace("<non-verbose/>", "").splitlines() if line.strip()]
+    said = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "")
+    said = said or _POINTER.sub("", lines[0] if lines else "")
+    if not said or "NoExtension" in said:
+        return "no answer can satisfy it"
+    if any(words in said for words in ("too big", "too many", "too large", "max is", "fuel", "limit")):
+        return f"is too complex: {said}"
+    return said[:300]
+
+
+def _json_rule(schema: dict[str, Any]) -> str:
+    return f"start: %json {json.dumps({**schema, 'x-guidance': _JSON})}"
+
+
+def _choices(text: str) -> list[str]:
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise ValueError("a choice is a JSON list of texts, none of them empty")
+    return choices
+
+
+def _escaped(character: str) -> str:
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"
