@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One request. Times in seconds from its start; `last` is when the last token came."""
+    """One request. `arrivals`: when each piece of the answer came, in seconds from the request's start."""
 
-    first: float
-    last: float
+    arrivals: tuple[float, ...]
     tokens: int
     prompt_tokens: int
+
+    @property
+    def first(self) -> float:
+        return self.arrivals[0]
+
+    @property
+    def last(self) -> float:
+        return self.arrivals[-1]
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Figures:
     itl_p50_ms: float
     """Inter-token latency of a request: (last - first) / (tokens - 1), whatever the chunks held."""
     itl_p95_ms: float
+    gap_p99_ms: float
+    """Time between two arrivals as a reader sees it, over all requests: stalls show here and not in the ITL."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,7 +59,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def summarize(concurrency: int, seconds: float, timings: Sequence[Timing]) -> Figures:
     first = [timing.first * 1e3 for timing in timings]
-    gaps = [1e3 * (timing.last - timing.first) / (timing.tokens - 1) for timing in timings if timing.tokens > 1]
+    itl = [1e3 * (timing.last - timing.first) / (timing.tokens - 1) for timing in timings if timing.tokens > 1]
+    gaps = [1e3 * (after - before) for timing in timings for before, after in pairwise(timing.arrivals)]
     return Figures(
         concurrency=concurrency,
         requests=len(timings),
@@ -57,6 +68,7 @@ def summarize(concurrency: int, seconds: float, timings: Sequence[Timing]) -> Fi
         tokens_per_second=sum(timing.tokens for timing in timings) / seconds,
         ttft_p50_ms=percentile(first, 0.5),
         ttft_p95_ms=percentile(first, 0.95),
-        itl_p50_ms=percentile(gaps, 0.5),
-        itl_p95_ms=percentile(gaps, 0.95),
+        itl_p50_ms=percentile(itl, 0.5),
+        itl_p95_ms=percentile(itl, 0.95),
+        gap_p99_ms=percentile(gaps, 0.99),
     )

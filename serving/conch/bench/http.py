@@ -1,4 +1,4 @@
-"""One streamed chat completion over a plain socket, timed.
+"""One streamed answer of an OpenAI API over a plain socket, timed.
 
 A general HTTP client costs more time a token than the gateway does, and would measure itself. Knows just enough
 of HTTP/1.1 for this: one request a connection, a chunked answer.
@@ -17,13 +17,18 @@ from conch.bench.figures import Timing
 from conch.remote import refusal
 from conch_build.errors import ConchError, InputError, ServiceError, UnavailableError
 
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+_TEXT = {CHAT: b'"content":"', COMPLETIONS: b'"text":"'}
+"""How a piece of text begins in the chunks of each endpoint."""
 
-async def timed_chat(url: str, body: Mapping[str, Any]) -> Timing:
-    """Send `body` to `/v1/chat/completions` and time its tokens. Raises what a refusal stands for, or ServiceError."""
+
+async def timed_stream(url: str, path: str, body: Mapping[str, Any]) -> Timing:
+    """Send `body` to an endpoint and time its tokens. Raises what a refusal stands for, or ServiceError."""
     payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     host, port = _address(url)
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     started = time.perf_counter()
@@ -39,28 +44,28 @@ async def timed_chat(url: str, body: Mapping[str, Any]) -> Timing:
         if len(status) < 2 or status[1] != b"200":
             raise await _refusal(reader, status, url)
         await reader.readuntil(b"\r\n\r\n")
-        return await _timed_events(reader, started, url)
+        return await _timed_events(reader, _TEXT[path], started, url)
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise ServiceError(f"the connection broke: {error}", where=url) from None
     finally:
         writer.close()
 
 
-async def _timed_events(reader: asyncio.StreamReader, started: float, url: str) -> Timing:
-    first = last = 0.0
+async def _timed_events(reader: asyncio.StreamReader, text: bytes, started: float, url: str) -> Timing:
+    arrivals: list[float] = []
     tail = b""
     while data := await reader.read(65536):
-        # The chunk that opens the answer has no text; what counts is text, the end and the usage.
-        if b'"content":"' in data and b'"content":""' not in data:
-            last = time.perf_counter() - started
-            first = first or last
         tail = (tail + data)[-4096:]
-        if b"data: [DONE]" in tail:
+        ends = b"data: [DONE]" in tail
+        # The chunks that open an answer and end it have an empty text. The end counts: the last tokens may have none.
+        if ends or data.count(text) > data.count(text + b'"'):
+            arrivals.append(time.perf_counter() - started)
+        if ends:
             break
     usage = _usage(tail)
     if usage is None:
         raise ServiceError("the stream ended without its usage", where=url)
-    return Timing(first or last, last, usage["completion_tokens"], usage["prompt_tokens"])
+    return Timing(tuple(arrivals), usage["completion_tokens"], usage["prompt_tokens"])
 
 
 def _usage(tail: bytes) -> dict[str, int] | None:
