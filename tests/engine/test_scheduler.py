@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from conch.engine import EngineConfig, Request, SamplingParams
-from conch.engine.scheduler import CHUNK, SLICE, Batch, Scheduler
+from conch.engine.pace import FEWEST, FIRST_GUESS, Pace
+from conch.engine.scheduler import CHUNK, Batch, Scheduler
 from conch.engine.sequence import Sequence
 from conch_build.errors import RequestError
 
@@ -48,13 +49,14 @@ class Line:
 def test_prompts_fill_the_step_in_the_order_they_came() -> None:
     line = Line(max_num_tokens=10, max_batch_size=3, reuse=False)
     first, second, third = line.add(6), line.add(6), line.add(1)
-    assert line.step() == {first: 6}
-    assert line.step() == {first: 1, second: 6, third: 1}
+    assert line.step() == {first: 6, second: 4}
+    assert line.step() == {first: 1, second: 2, third: 1}
     assert line.step() == {first: 1, second: 1, third: 1}
 
 
-@pytest.mark.parametrize("length", [300, 320, 321, 33, 1, 2])
-def test_a_prompt_is_cut_where_it_makes_no_difference_whoever_else_is_served(length: int) -> None:
+@pytest.mark.parametrize("length", [300, 320, 321, 33, 1, 2, 3, 5, 6, 9])
+def test_no_chunk_of_a_prompt_is_a_single_token_whoever_else_is_served(length: int) -> None:
+    """But one that ends right behind a block: it is single however much was computed before."""
     for others in (0, 1, 5, 40):
         line = Line(blocks=100_000, max_num_tokens=300, max_batch_size=64, reuse=False)
         for n in range(others):
@@ -65,11 +67,8 @@ def test_a_prompt_is_cut_where_it_makes_no_difference_whoever_else_is_served(len
         while not prompt.produced:
             past = prompt.past
             count = line.step().get(prompt, 0)
-            if past + count < length:
-                assert (past + count) % SLICE == 0
-            else:
-                assert count > 1 or length % SLICE == 1
-                assert prompt.slot.single == (length % SLICE == 1)
+            assert count != 1 or (past == length - 1 and length % SIZE == 1)
+            assert not count or prompt.slot.single == (count == 1)
 
 
 def test_a_higher_priority_goes_first() -> None:
@@ -85,16 +84,30 @@ def test_a_long_prompt_leaves_decoding_sequences_their_pace() -> None:
     readers = [line.add([n + 1]) for n in range(4)]
     line.step()
     long = line.add(2000)
-    assert line.step() == {**dict.fromkeys(readers, 1), long: SLICE}
+    assert line.step() == {**dict.fromkeys(readers, 1), long: FIRST_GUESS}
 
 
-def test_a_prompt_adds_no_more_to_a_step_than_the_readers_already_do() -> None:
-    line = Line(max_num_tokens=2048, max_batch_size=128)
-    readers = [line.add([n + 1]) for n in range(100)]
-    while not all(reader.produced for reader in readers):
-        line.step()
-    long = line.add(2000)
-    assert line.step()[long] == 3 * SLICE
+def test_a_step_takes_as_much_of_a_prompt_as_doubles_its_time() -> None:
+    pace = Pace()
+    assert pace.tokens(16) == FIRST_GUESS
+    for _ in range(50):
+        pace.record(16, 0, 0.020)
+    for price in (0.0005, 0.001, 0.004):
+        for _ in range(12):
+            tokens = pace.tokens(16)
+            pace.record(16, tokens, 0.020 + price * tokens)
+        assert tokens == pytest.approx(max(FEWEST, 0.020 / price), abs=1)
+
+
+def test_one_slow_step_costs_a_prompt_little() -> None:
+    pace = Pace()
+    for _ in range(50):
+        pace.record(4, 0, 0.010)
+        pace.record(4, 20, 0.020)
+    pace.record(4, 20, 0.500)
+    for _ in range(8):
+        pace.record(4, pace.tokens(4), 0.010 + 0.0005 * pace.tokens(4))
+    assert pace.tokens(4) > 15
 
 
 def test_a_crowd_of_prompts_is_not_held_up_by_one_reader() -> None:
@@ -157,15 +170,16 @@ def test_without_reuse_nothing_is_shared() -> None:
 def test_the_last_in_line_gives_its_blocks_to_the_first_and_comes_back() -> None:
     line = Line(blocks=5, reuse=False)
     first, last = line.add([1] * 6), line.add([2] * 5)
-    assert line.step() == {first: 6, last: 5}
+    assert line.step() == {first: 6, last: 4}
+    assert line.step() == {first: 1, last: 1}
     while last in line.scheduler.running:
         line.step()
     assert line.scheduler.preemptions == 1
     assert last.blocks == [] and line.scheduler.waiting == [last]
     produced = last.produced
     line.scheduler.remove(first)
-    assert line.step() == {last: 5}, "what was thrown away is computed again"
-    assert line.step() == {last: produced} and last.slot.single, "the answer as it was computed before: one by one"
+    assert line.step() == {last: 4}, "what was thrown away is computed again"
+    assert line.step() == {last: 1 + produced} and last.slot.single, "the answer as it was computed before: one by one"
     line.scheduler.remove(last)
     assert line.scheduler.pool.used == 0
 

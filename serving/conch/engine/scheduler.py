@@ -4,15 +4,16 @@ Every sequence has tokens that are not computed yet: one while it decodes, more 
 preemption threw away) is being computed. A step is
 
 1. one token for every decoding sequence, and behind it what speculation guesses to follow;
-2. then prompts, first come first served within a priority, a chunk of each. While others decode, a prompt adds no
-   more tokens to a step than it has already, or one SLICE: it delays those who are reading only a little. A crowd
-   of prompts that waits for a few readers is not held up by them;
+2. then prompts, first come first served within a priority, a chunk of each. While others decode, a step takes as
+   many tokens of prompts as `Pace` allows: they delay those who are reading only a little. A crowd of prompts that
+   waits for a few readers is not held up by them;
 3. a waiting sequence is admitted when the blocks for all its tokens are there, beside one block of growth for
    each running sequence. Nothing overtakes the first in line, so nothing starves.
 
-Answers must not depend on who else was served, and kernels round by the shape of what they compute: chunks of a
-prompt end at multiples of SLICE, where the shape makes no difference; a token behind the last such place, and
-every token of an answer, is computed as a single one, also when a preemption has it computed again.
+Answers must not depend on who else was served, and kernels round a single token otherwise than several in a row,
+however many those are. So no chunk of a prompt is a single token, unless a prompt ends one token behind a block:
+that one, which may be all that is left when blocks are reused, and every token of an answer, is computed as a
+single one, also when a preemption has it computed again.
 
 When a decoding sequence needs a block and none is left, the last in line of the running is preempted: it
 gives its blocks back and waits at its old place. The first in line can take every block, and no request is
@@ -31,11 +32,11 @@ from dataclasses import dataclass, field
 from conch.engine.batch import Slot
 from conch.engine.blocks import BlockPool
 from conch.engine.config import EngineConfig
+from conch.engine.pace import FEWEST, Pace
 from conch.engine.request import Request
 from conch.engine.sequence import Sequence
 from conch_build.errors import RequestError
 
-SLICE = 32
 CHUNK = 128
 """Of one prompt in one step."""
 STEP_PROMPT_TOKENS = 512
@@ -56,7 +57,7 @@ class Batch:
         slot.tokens = tokens[past:end]
         slot.past = past
         slot.blocks = sequence.blocks
-        slot.single = past >= sequence.prompt_len - (sequence.prompt_len % SLICE == 1)
+        slot.single = past >= sequence.singles_from
         slot.rows = int(end == len(tokens))
         if sequence.draft:
             slot.tokens += sequence.draft
@@ -85,8 +86,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self.prefix_hit_tokens = 0
-        # A lone prompt's slice must fit beside a full batch of others that decode.
-        self.slice = min(SLICE, config.max_num_tokens - config.batch_size + 1)
+        self.pace = Pace()
+        # The smallest chunk of a prompt must fit beside a full batch of others that decode.
+        self.fewest = min(FEWEST, config.max_num_tokens - config.batch_size + 1)
 
     @property
     def busy(self) -> bool:
@@ -105,6 +107,7 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
+        sequence.singles_from = sequence.prompt_len - (sequence.prompt_len % self.tokens_per_block == 1)
         insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
@@ -132,7 +135,7 @@ class Scheduler:
         No more than can still be sent, and nothing that another sequence would have to give up blocks for.
         """
         prompts = self.waiting or len(decoding) < len(self.running)
-        spare = self.config.max_num_tokens - len(decoding) - (self.slice if prompts else 0)
+        spare = self.config.max_num_tokens - len(decoding) - (self.fewest if prompts else 0)
         longest = min(longest, max(0, spare // max(1, len(decoding))))
         rooms = []
         for sequence in decoding:
@@ -209,7 +212,7 @@ class Scheduler:
         if not self.config.chunked_prefill:
             return self.config.max_num_tokens - computed
         if decoding and prompts < 2 * decoding:
-            return min(left, max(1, computed // SLICE) * SLICE)
+            return min(left, self.pace.tokens(decoding))
         return min(left, CHUNK * (prompts // decoding)) if decoding else left
 
     def _admit(self, sequence: Sequence, budget: int) -> bool:
@@ -238,15 +241,15 @@ class Scheduler:
 
     def _share(self, sequence: Sequence, past: int, budget: int) -> int:
         """Tokens of a sequence's next step, `past` of them being computed: 0 if the budget holds none."""
-        size, prompt = len(sequence.tokens), sequence.prompt_len
-        whole = not self.config.chunked_prefill and size <= self.config.max_prompt_len
-        last = prompt - (prompt % SLICE == 1)  # from here on tokens are single
-        if past >= last:
+        size, missing = len(sequence.tokens), sequence.singles_from - past
+        if missing <= 0:
             return min(size - past, budget)
-        end = last if whole else min(last, past + min(budget, CHUNK))
-        if end < last:
-            end -= end % self.slice
-        return end - past if past < end <= past + budget else 0
+        if not self.config.chunked_prefill and size <= self.config.max_prompt_len:
+            return missing if missing <= budget else 0
+        count = min(missing, budget, CHUNK)
+        if missing - count == 1 < count:  # the last one would be alone
+            count -= 1
+        return count if count >= min(missing, self.fewest - 1) else 0
 
     def _add_prompt(self, batch: Batch, sequence: Sequence, budget: int) -> int:
         count = self._share(sequence, sequence.past, budget)

@@ -47,6 +47,7 @@ class Sequence:
         "salt",
         "sampler",
         "siblings",
+        "singles_from",
         "sink",
         "slot",
         "stop",
@@ -76,6 +77,8 @@ class Sequence:
         """What its first blocks are to hold, until it has blocks."""
         self.published = 0
         """So many of `blocks` are known to the pool by their digests."""
+        self.singles_from = 0
+        """Tokens from here on are computed as single ones."""
         self.slot = Slot([], 0, self.blocks, 0)
         self.draft: list[int] = []
         """Tokens guessed to follow `tokens`, to be verified by the next step."""

@@ -51,6 +51,8 @@ class Stepper:
 
     def learn(self, step: Step, produced: int, seconds: float) -> None:
         """The step gave so many tokens in so many seconds, choosing included."""
+        prompts = sum(len(slot.tokens) for slot in step.batch.slots[step.decoding :])
+        self._scheduler.pace.record(step.decoding, prompts, seconds)
         if self._speculation and step.decoding == len(step.batch.slots):
             self._speculation.learn(step.decoding, produced, seconds)
 
