@@ -60,6 +60,7 @@ def template_values(engine: Path, plan: Plan) -> dict[str, str]:
         "exclude_input_in_output": "false",
         "cancellation_check_period_ms": "50",
         "stats_check_period_ms": "250",
+        "stream_interval": str(plan.engine.stream_interval),
         "logits_datatype": "TYPE_FP32",
         "encoder_input_features_data_type": "TYPE_FP16",
         "prompt_embedding_table_data_type": "TYPE_FP16",

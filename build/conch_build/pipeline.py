@@ -102,6 +102,7 @@ def build(
         {
             "engine": {"key": engine.key, "path": str(engine.path)},
             "layout": pack.layout_of(plan),
+            "stream_interval": plan.engine.stream_interval,
             "adapters": registry.model_dump(mode="json") if registry else None,
             "code": _sources(_HERE / "pack.py", pack.templates_dir()),
         },
@@ -188,8 +189,8 @@ def _engine(
         {
             "quantized": quantized.key,
             "draft": draft.quantized.key if draft else None,
-            # Slots are put into the graph when it is loaded: adapters change the repository alone.
-            "engine": plan.engine.model_dump(mode="json", exclude={"lora"}),
+            # Adapters get their slots when the graph is loaded; they and the interval change the repository alone.
+            "engine": plan.engine.model_dump(mode="json", exclude={"lora", "stream_interval"}),
             "kv_cache": plan.quantization.kv_cache,
             "code": _sources(_HERE / "compile" / plan.engine.backend),
         },

@@ -114,6 +114,8 @@ class Engine(_Part):
     max_queue_size: Count = 1024
     """Requests that may wait; more are refused."""
     chunked_prefill: bool = True
+    stream_interval: Count = 1
+    """Tokens of a stream that are sent together, but for the first: more cost less where many streams run at once."""
     kv_cache: KvCache = KvCache()
     parallel: Parallel = Parallel()
     speculation: Speculation = Speculation()

@@ -89,6 +89,10 @@ def test_the_engine_says_where_it_comes_from(built: Built) -> None:
             {"serving": {"triton": {"layout": "tokens"}}},
             {"quantized": True, "engine": True, "repository": False},
         ),
+        (
+            {"engine": {**ENGINE, "stream_interval": 4}},
+            {"quantized": True, "engine": True, "repository": False},
+        ),
         ({"engine": {"max_batch_size": 3}}, {"quantized": True, "engine": False, "repository": False}),
         ({"name": "renamed"}, {"quantized": True, "engine": False, "repository": False}),
         (
@@ -100,7 +104,17 @@ def test_the_engine_says_where_it_comes_from(built: Built) -> None:
             {"quantized": False, "engine": False, "repository": False},
         ),
     ],
-    ids=["nothing", "gateway port", "slo", "layout", "batch size", "name", "unused calibration", "format"],
+    ids=[
+        "nothing",
+        "gateway port",
+        "slo",
+        "layout",
+        "stream interval",
+        "batch size",
+        "name",
+        "unused calibration",
+        "format",
+    ],
 )
 def test_a_change_builds_again_only_what_it_decides(
     built: Built, changes: dict[str, Any], reused: dict[str, bool]

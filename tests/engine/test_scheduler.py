@@ -8,7 +8,7 @@ import pytest
 
 from conch.engine import EngineConfig, Request, SamplingParams
 from conch.engine.pace import FEWEST, FIRST_GUESS, Pace
-from conch.engine.scheduler import CHUNK, Batch, Scheduler
+from conch.engine.scheduler import Batch, Scheduler
 from conch.engine.sequence import Sequence
 from conch_build.errors import RequestError
 
@@ -89,14 +89,15 @@ def test_a_long_prompt_leaves_decoding_sequences_their_pace() -> None:
 
 def test_a_step_takes_as_much_of_a_prompt_as_doubles_its_time() -> None:
     pace = Pace()
-    assert pace.tokens(16) == FIRST_GUESS
+    assert pace.tokens(16, 1) == FIRST_GUESS
     for _ in range(50):
         pace.record(16, 0, 0.020)
     for price in (0.0005, 0.001, 0.004):
         for _ in range(12):
-            tokens = pace.tokens(16)
+            tokens = pace.tokens(16, 1)
             pace.record(16, tokens, 0.020 + price * tokens)
         assert tokens == pytest.approx(max(FEWEST, 0.020 / price), abs=1)
+        assert pace.tokens(16, 5) == pytest.approx(5 * tokens, rel=0.1, abs=5), "each prompt may add as much"
 
 
 def test_one_slow_step_costs_a_prompt_little() -> None:
@@ -106,8 +107,9 @@ def test_one_slow_step_costs_a_prompt_little() -> None:
         pace.record(4, 20, 0.020)
     pace.record(4, 20, 0.500)
     for _ in range(8):
-        pace.record(4, pace.tokens(4), 0.010 + 0.0005 * pace.tokens(4))
-    assert pace.tokens(4) > 15
+        tokens = pace.tokens(4, 1)
+        pace.record(4, tokens, 0.010 + 0.0005 * tokens)
+    assert pace.tokens(4, 1) > 15
 
 
 def test_a_crowd_of_prompts_is_not_held_up_by_one_reader() -> None:
@@ -118,7 +120,7 @@ def test_a_crowd_of_prompts_is_not_held_up_by_one_reader() -> None:
         line.add(200)
     counts = line.step()
     assert counts.pop(reader) == 1
-    assert sum(counts.values()) == 4 * CHUNK, "as many as a step takes"
+    assert sum(counts.values()) == 5 * FIRST_GUESS
 
 
 def test_the_batch_never_grows_past_its_size() -> None:

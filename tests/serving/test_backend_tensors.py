@@ -243,6 +243,15 @@ def test_a_stream_sends_each_step_with_what_came_before() -> None:
     assert [response.final for response in responses] == [False, False, True]
 
 
+def test_an_interval_puts_tokens_of_a_stream_together_but_never_delays_the_first_or_the_last() -> None:
+    answer = Answer(call(streaming=True), stream_interval=3)
+    outputs = [Output("r", (token,)) for token in range(6)]
+    outputs.append(Output("r", (6,), finish_reason="length", usage=USAGE, final=True))
+    responses = [response for output in outputs if (response := answer.add(output))]
+    assert [response.tensors["output_ids"].ravel().tolist() for response in responses] == [[0], [1, 2, 3], [4, 5, 6]]
+    assert responses[2].tensors["conch_previous_ids"].ravel().tolist() == [0, 1, 2, 3]
+
+
 def test_without_streaming_there_is_one_response_with_the_prompt_as_upstream_has_it() -> None:
     (response,) = answers()
     assert response.tensors["output_ids"].tolist() == [[[5, 6, 7, 11, 12, 13]]]

@@ -23,7 +23,7 @@ from conch.backend.adapters import Command, carry_out, decode_command
 from conch.backend.arrays import arrays, parameters, tagged
 from conch.backend.metrics import EngineMetrics
 from conch.backend.responses import Answer, Response
-from conch.backend.tensors import decode_call, is_stop
+from conch.backend.tensors import Call, decode_call, is_stop
 from conch.engine.request import Output
 from conch_build.errors import ConchError
 
@@ -55,6 +55,7 @@ class GenerationModel:
         config = parameters(args)
         self._exclude_input = config["exclude_input_in_output"] == "true"
         self._cancel_period = int(config["cancellation_check_period_ms"]) / 1000
+        self._stream_interval = int(config["stream_interval"])
         self._stats_period = int(config["stats_check_period_ms"]) / 1000
         self._flights: dict[str, _Flight] = {}
         # Held to ask whether a caller has gone and to take a flight out: Triton frees what such a question
@@ -112,13 +113,16 @@ class GenerationModel:
             adapters=self._adapters,
         )
         wanted = frozenset(request.requested_output_names())
-        flight = _Flight(caller_id, [Answer(call, index) for index in range(call.request.n)], sender, wanted)
+        flight = _Flight(caller_id, self._answers(call), sender, wanted)
         self._flights[call.request.id] = flight
         try:
             self._engine.submit(call.request, self._outputs.put)
         except ConchError:
             self._land(call.request.id)
             raise
+
+    def _answers(self, call: Call) -> list[Answer]:
+        return [Answer(call, index, self._stream_interval) for index in range(call.request.n)]
 
     def _stop(self, caller_id: str, sender: Any) -> None:
         """End the requests of that id. With none it only shows that the engine is alive."""

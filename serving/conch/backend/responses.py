@@ -35,6 +35,8 @@ class Answer:
 
     call: Call
     index: int = 0
+    stream_interval: int = 1
+    """Tokens that a response of a stream holds, but for the first and the last one."""
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -50,11 +52,15 @@ class Answer:
             self.prompt = output.prompt_log_probs
         if output.finish_reason == "error":
             return Response({}, output.final, error=output.error)
-        if not (output.finish_reason or self.call.streaming):
+        if not (output.finish_reason or self._is_due()):
             return None
         response = Response(self._tensors(output), output.final)
         self._sent = len(self.ids)
         return response
+
+    def _is_due(self) -> bool:
+        """Whether what has come so far is to be sent before the answer is whole."""
+        return self.call.streaming and (not self._sent or len(self.ids) - self._sent >= self.stream_interval)
 
     def _tensors(self, output: Output) -> dict[str, NDArray[Any]]:
         new = self.ids[self._sent :]

@@ -5,9 +5,9 @@ A token of a prompt costs more the more comes before it, and every machine has i
 
 from __future__ import annotations
 
-PATIENCE = 2.0
-"""A step with prompts may take so many times as long as one without."""
-FEWEST, MOST = 4, 128
+PATIENCE = 1.0
+"""A prompt may add so many times what a step without prompts takes; several add as much each."""
+FEWEST = 4
 """Tokens of prompts in a step that also decodes."""
 FIRST_GUESS = 16
 _MEMORY = 1 / 16
@@ -19,12 +19,12 @@ class Pace:
         self._plain: dict[int, float] = {}  # seconds of a step without prompts, by the size of its batch
         self._price = 0.0  # seconds that a token of a prompt adds to a step
 
-    def tokens(self, decoding: int) -> int:
-        """Tokens of prompts that the next step may compute beside so many decoding sequences."""
+    def tokens(self, decoding: int, prompts: int) -> int:
+        """Tokens of so many prompts that the next step may compute beside so many decoding sequences."""
         plain = self._plain.get(decoding.bit_length())
         if plain is None or not self._price:
-            return FIRST_GUESS
-        return int(min(max((PATIENCE - 1) * plain / self._price, FEWEST), MOST))
+            return FIRST_GUESS * prompts
+        return max(int(PATIENCE * prompts * plain / self._price), FEWEST)
 
     def record(self, decoding: int, prompt_tokens: int, seconds: float) -> None:
         """What a step has cost."""

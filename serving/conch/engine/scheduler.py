@@ -5,8 +5,8 @@ preemption threw away) is being computed. A step is
 
 1. one token for every decoding sequence, and behind it what speculation guesses to follow;
 2. then prompts, first come first served within a priority, a chunk of each. While others decode, a step takes as
-   many tokens of prompts as `Pace` allows: they delay those who are reading only a little. A crowd of prompts that
-   waits for a few readers is not held up by them;
+   many tokens of prompts as `Pace` allows: one prompt delays those who are reading only a little, a crowd of them is
+   not held up by a few readers;
 3. a waiting sequence is admitted when the blocks for all its tokens are there, beside one block of growth for
    each running sequence. Nothing overtakes the first in line, so nothing starves.
 
@@ -211,9 +211,7 @@ class Scheduler:
         left = min(self.config.max_num_tokens - computed, STEP_PROMPT_TOKENS)
         if not self.config.chunked_prefill:
             return self.config.max_num_tokens - computed
-        if decoding and prompts < 2 * decoding:
-            return min(left, self.pace.tokens(decoding))
-        return min(left, CHUNK * (prompts // decoding)) if decoding else left
+        return min(left, self.pace.tokens(decoding, prompts)) if decoding else left
 
     def _admit(self, sequence: Sequence, budget: int) -> bool:
         """Start a waiting sequence if there is room: share its known prefix, take blocks for the rest."""

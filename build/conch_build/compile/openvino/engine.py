@@ -125,11 +125,11 @@ def _speculation(plan: Plan) -> EngineSpeculation:
 
 def _precision(plan: Plan, layout: Layout | None) -> Literal["bf16", "f32"]:
     """The plan's, or what is faster: int8/int4 weights are multiplied with int8 activations in either precision,
-    and f32 keeps the logits exact; 16-bit weights need the CPU's bf16 arithmetic to be fast."""
+    and f32 keeps the logits exact, as it keeps fp8 activations; 16-bit weights need bf16 arithmetic to be fast."""
     if plan.engine.precision != "auto":
         return plan.engine.precision
     if plan.quantization.kv_cache in ("bf16", "f32"):  # attention computes in the cache's type
         return plan.quantization.kv_cache
-    if layout is not None and layout.kernels_round_inputs:
+    if layout is not None and layout.computes_in_f32:
         return "f32"
     return "bf16" if has_bf16() else "f32"

@@ -26,7 +26,7 @@ _NIBBLE_OF_OUTPUT = [0, 4, 1, 5, 2, 6, 3, 7]
 class Awq:
     """See the module. Raises CheckpointError for a config that it cannot read."""
 
-    kernels_round_inputs = True
+    computes_in_f32 = True
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self._where = where

@@ -40,8 +40,9 @@ class Source(Protocol):
 class Layout(Protocol):
     """How a kind of checkpoint stores its packed layers. `layer` is a module's name."""
 
-    kernels_round_inputs: bool
-    """Weights are integers and inputs come unrounded: the kernels round them to int8, whatever the precision."""
+    computes_in_f32: bool
+    """Whether f32 is the better arithmetic: integer kernels round inputs to int8 in any, and fp8 inputs would be
+    rounded twice in bf16."""
 
     def wanted(self, layer: str, shape: tuple[int, int], stored: Mapping[str, Tensor]) -> dict[str, Wanted] | None:
         """The tensors of a layer of `shape` [out, in]; None where it is not packed."""

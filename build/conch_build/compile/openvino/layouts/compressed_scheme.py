@@ -35,6 +35,11 @@ class Scheme:
     input: Literal["float", "static", "dynamic"]
     symmetric_input: bool
 
+    @property
+    def computes_in_f32(self) -> bool:
+        """See `Layout`."""
+        return self.input != "float" if self.fp8 else self.input != "static"
+
 
 def scheme_of(name: str, group: Mapping[str, Any], format: Any, where: str) -> Scheme:
     """Read `config_groups.<name>`; `format` is the whole checkpoint's. Raises CheckpointError."""

@@ -45,7 +45,7 @@ class CompressedTensors:
         if not isinstance(groups, dict) or not groups:
             refuse("config_groups", groups, where, "It must say how the layers are quantized.")
         self._schemes = [scheme_of(name, group, config.get("format"), where) for name, group in groups.items()]
-        self.kernels_round_inputs = not any(scheme.fp8 or scheme.input == "static" for scheme in self._schemes)
+        self.computes_in_f32 = all(scheme.computes_in_f32 for scheme in self._schemes)
         self._ignored = list(config.get("ignore") or ())
 
     def wanted(self, layer: str, shape: tuple[int, int], stored: Mapping[str, Tensor]) -> dict[str, Wanted] | None:

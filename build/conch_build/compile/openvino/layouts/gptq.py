@@ -29,7 +29,7 @@ _ONES = {4: 0x11111111, 8: 0x01010101}
 class Gptq:
     """See the module. Raises CheckpointError for a config that it cannot read."""
 
-    kernels_round_inputs = True
+    computes_in_f32 = True
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self._where = where

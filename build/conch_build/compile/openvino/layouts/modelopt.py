@@ -28,7 +28,7 @@ class ModelOpt:
         self._algorithm = config.get("quant_algo")
         if self._algorithm not in _STORED:
             refuse("quant_algo", self._algorithm, where, f"ModelOpt is read with {', '.join(_STORED)}.")
-        self.kernels_round_inputs = self._algorithm in ("W8A16", "W4A16_AWQ")
+        self.computes_in_f32 = self._algorithm != "W8A8_SQ_PER_CHANNEL"
 
     def wanted(self, layer: str, shape: tuple[int, int], stored: Mapping[str, Tensor]) -> dict[str, Wanted] | None:
         weight = stored.get(f"{layer}.weight")
