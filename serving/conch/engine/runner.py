@@ -133,8 +133,9 @@ class OpenVINORunner:
             for port in map(network.input, _cache_names(network)):
                 kind = port.get_element_type()
                 block = [side.get_length() for side in list(port.get_partial_shape())[1:]]
-                # Plain memory of the same width: numpy has no bf16, and blocks are only copied.
-                cache = np.zeros((self.num_blocks + 1, *block), f"u{kind.size}")
+                # Plain memory of the same width: numpy has no bf16, and blocks are only copied. Not cleared: what is
+                # not touched takes no memory, and nothing is read from a block before it was written.
+                cache = np.empty((self.num_blocks + 1, *block), f"u{kind.size}")
                 self._request.set_tensor(port, ov.Tensor(cache, ov.Shape(cache.shape), kind))
                 caches.append(cache)
         except (MemoryError, RuntimeError):
