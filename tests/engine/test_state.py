@@ -16,7 +16,7 @@ from conch.engine.state import KvState
 from conch_build.errors import RequestError, UnsupportedError
 from conch_build.pipeline import BuildResult
 from tests.engine.conftest import MakeEngine, ask
-from tests.engine.test_engine import alone, settled
+from tests.engine.test_engine import Gate, alone, settled
 from tests.engine.toy_runner import ToyRunner
 
 PROMPT = [token % 61 for token in range(3, 40)]
@@ -51,9 +51,12 @@ def test_the_answer_is_the_same_wherever_it_is_handed_over(
 
 def test_a_handed_over_answer_survives_preemption(make_engine: MakeEngine) -> None:
     state = started(make_engine(), 3, GREEDY)
-    engine = make_engine(ToyRunner(num_blocks=24), reuse=False)
+    runner = Gate(num_blocks=24)
+    engine = make_engine(runner, reuse=False)
     first = ask(engine, Request("first", list(range(30)), 60, GREEDY))
-    rest = ask(engine, Request("rest", PROMPT, 40, GREEDY, state=state)).wait()
+    rest = ask(engine, Request("rest", PROMPT, 40, GREEDY, state=state))
+    runner.open()
+    rest.wait()
     assert first.wait().tokens == alone(list(range(30)), 60, GREEDY)
     assert [*state.answer, *rest.tokens] == alone(PROMPT, 40, GREEDY)
     assert engine.stats().preemptions_total > 0
