@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +46,18 @@ def sample_build(home: None) -> BuildResult:
 
 @pytest.fixture(scope="session")
 def stack_triton(sample_build: BuildResult, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """A running Triton over the sample model, on free ports."""
+    """A running Triton over the sample model."""
+    with running_triton(sample_build, tmp_path_factory.mktemp("triton")) as server:
+        yield server
+
+
+@contextmanager
+def running_triton(build: BuildResult, folder: Path) -> Iterator[TritonServer]:
+    """A Triton over what was built, on free ports; its logs lie in `folder`."""
     from conch.triton import TritonServer
 
-    folder = tmp_path_factory.mktemp("triton")
     server = TritonServer(
-        sample_build.repository.path,
+        build.repository.path,
         http_port=0,
         grpc_port=0,
         metrics_port=0,
@@ -58,8 +65,10 @@ def stack_triton(sample_build: BuildResult, tmp_path_factory: pytest.TempPathFac
         run_folder=folder / "run",
     )
     server.start()
-    yield server
-    server.stop(2)
+    try:
+        yield server
+    finally:
+        server.stop(2)
 
 
 @pytest.fixture(scope="session")

@@ -143,7 +143,7 @@ def _wrong_tensors(folder: Path, expected: Mapping[str, Wanted], weights: Weight
     missing = [name for name in expected if name not in weights.tensors]
     if missing:
         yield CheckpointError(
-            f"lacks {_some(missing)}",
+            f"lacks {_some([f'`{name}`' for name in missing], 4, ', ', ' tensors')}",
             where=str(folder),
             fix="Download the weights again"
             + (", or set `tie_word_embeddings` to true in config.json if they are tied." if HEAD in missing else "."),
@@ -155,9 +155,8 @@ def _wrong_tensors(folder: Path, expected: Mapping[str, Wanted], weights: Weight
         if name in weights.tensors and weights.tensors[name].shape not in wanted.shapes
     ]
     if shapes:
-        more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
         yield CheckpointError(
-            f"config.json and weights disagree: {'; '.join(shapes[:3])}{more}",
+            f"config.json and weights disagree: {_some(shapes, 3)}",
             where=str(folder),
             fix="Use the config.json that belongs to these weights.",
             rule="checkpoint.tensor-shape",
@@ -168,15 +167,15 @@ def _wrong_tensors(folder: Path, expected: Mapping[str, Wanted], weights: Weight
         if name in weights.tensors and weights.tensors[name].dtype not in wanted.dtypes
     ]
     if dtypes:
-        more = f" and {len(dtypes) - 3} more" if len(dtypes) > 3 else ""
         yield CheckpointError(
-            f"holds tensors that its `quantization_config` does not account for: {'; '.join(dtypes[:3])}{more}",
+            f"holds tensors that its `quantization_config` does not account for: {_some(dtypes, 3)}",
             where=str(folder),
             fix="Use the config.json that belongs to these weights, or name the original checkpoint.",
             rule="checkpoint.tensor-dtype",
         )
 
 
-def _some(names: list[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:4])
-    return f"{shown} and {len(names) - 4} more tensors" if len(names) > 4 else shown
+def _some(items: list[str], count: int, separator: str = "; ", noun: str = "") -> str:
+    """The first `count` of `items`, and how many more there are."""
+    more = f" and {len(items) - count} more{noun}" if len(items) > count else ""
+    return separator.join(items[:count]) + more

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from conch_build.errors import StoreError
-from conch_build.machine import free_memory_bytes
 from conch_build.sizing import kv_bytes_per_token
 
 Kind = Literal["checkpoint", "quantized", "engine", "repository"]
@@ -160,10 +159,10 @@ class EngineManifest(_Record):
         cache = (self.kv_cache.dtype, self.kv_cache.tokens_per_block)
         return "/".join(map(str, (*weights, *shape, *cache)))
 
-    def num_blocks(self, draft: EngineManifest | None = None) -> int:
+    def num_blocks(self, free_memory_bytes: int, draft: EngineManifest | None = None) -> int:
         """Blocks that the KV cache's budget holds; those of the draft model, where there is one, beside them."""
         fraction, size = self.kv_cache.free_memory_fraction, self.kv_cache.size_bytes
-        budget = size if fraction is None else int(fraction * free_memory_bytes())
+        budget = size if fraction is None else int(fraction * free_memory_bytes)
         return budget // (self.kv_block_bytes + (draft.kv_block_bytes if draft else 0))
 
     def save(self, folder: Path) -> None:

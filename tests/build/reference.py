@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.build.compiled import Logits
+from conch.engine.runner import OpenVINORunner
+from tests.build.compiled import Logits, blocks, decode, greedy, prefill
 
 EXACT_BOUND = 2e-5
 """In f32 only the order of additions differs: about 20 rounding errors of 1e-7 on logits of up to 4."""
@@ -39,3 +40,12 @@ def reference_greedy(model: Any, ids: list[int], count: int) -> list[int]:
     for _ in range(count):
         answer.append(int(reference_logits(model, ids + answer)[-1].argmax()))
     return answer
+
+
+def hold_to_transformers(source: Path, runner: OpenVINORunner) -> None:
+    """Logits of the prompt in one step and token by token, and 24 greedy tokens."""
+    model = reference(source)
+    expected = reference_logits(model, PROMPT)
+    assert abs(prefill(runner, PROMPT, blocks(runner, 70)) - expected[-1]).max() < EXACT_BOUND
+    assert abs(decode(runner, PROMPT, blocks(runner, 70, first=3)) - expected).max() < EXACT_BOUND
+    assert greedy(runner, PROMPT[:40], 24, blocks(runner, 64)) == reference_greedy(model, PROMPT[:40], 24)

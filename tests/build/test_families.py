@@ -15,10 +15,16 @@ from conch_build.errors import CheckpointError
 from conch_build.families import linear_layers
 from conch_build.manifest import EngineManifest
 from conch_build.quantize import quantize
-from tests.build.compiled import blocks, compile_checkpoint, decode, greedy, prefill
+from tests.build.compiled import blocks, compile_checkpoint, decode, prefill
 from tests.build.conftest import EditJson
 from tests.build.exports import dequantized, info_of, read, settings
-from tests.build.reference import EXACT_BOUND, PROMPT, reference, reference_greedy, reference_logits
+from tests.build.reference import (
+    EXACT_BOUND,
+    PROMPT,
+    hold_to_transformers,
+    reference,
+    reference_logits,
+)
 from tests.build.refusals import refusal
 from tests.build.tiny import Family, write_tiny
 
@@ -75,11 +81,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     tmp_path: Path, family: Family, config: dict[str, Any]
 ) -> None:
     source = write_tiny(tmp_path / "source", family, **config)
-    model, runner = reference(source), runner_of(source, tmp_path / "engine")
-    expected = reference_logits(model, PROMPT)
-    assert abs(prefill(runner, PROMPT, blocks(runner, 70)) - expected[-1]).max() < EXACT_BOUND
-    assert abs(decode(runner, PROMPT, blocks(runner, 70, first=3)) - expected).max() < EXACT_BOUND
-    assert greedy(runner, PROMPT[:40], 24, blocks(runner, 64)) == reference_greedy(model, PROMPT[:40], 24)
+    hold_to_transformers(source, runner_of(source, tmp_path / "engine"))
 
 
 def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path: Path, edit_json: EditJson) -> None:

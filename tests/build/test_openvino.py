@@ -17,10 +17,16 @@ from conch_build.families import linear_layers
 from conch_build.manifest import EngineManifest
 from conch_build.quantize import quantize
 from conch_build.quantized import QUANTIZED_HEAD
-from tests.build.compiled import Logits, blocks, compile_checkpoint, decode, greedy, prefill
+from tests.build.compiled import Logits, blocks, compile_checkpoint, decode
 from tests.build.conftest import EditJson
 from tests.build.exports import FORMATS, dequantized, info_of, read, settings
-from tests.build.reference import EXACT_BOUND, PROMPT, reference, reference_greedy, reference_logits
+from tests.build.reference import (
+    EXACT_BOUND,
+    PROMPT,
+    hold_to_transformers,
+    reference,
+    reference_logits,
+)
 from tests.build.tiny import Family, write_tiny
 
 torch = pytest.importorskip("torch")
@@ -75,11 +81,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     tmp_path: Path, family: Family, config: dict[str, Any]
 ) -> None:
     source = write_tiny(tmp_path / "source", family, **config)
-    model, runner = reference(source), runner_of(source, tmp_path / "engine")
-    expected = reference_logits(model, PROMPT)
-    assert abs(prefill(runner, PROMPT, blocks(runner, 70)) - expected[-1]).max() < EXACT_BOUND
-    assert abs(decode(runner, PROMPT, blocks(runner, 70, first=3)) - expected).max() < EXACT_BOUND
-    assert greedy(runner, PROMPT[:40], 24, blocks(runner, 64)) == reference_greedy(model, PROMPT[:40], 24)
+    hold_to_transformers(source, runner_of(source, tmp_path / "engine"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conch_build.manifest import DRAFT_DIR, EngineManifest
+from conch_build.manifest import DRAFT_DIR, EngineKvCache, EngineManifest
 from conch_build.pipeline import build
 from conch_build.plan import Plan, load_plan, parse_plan
 from conch_build.preflight import Violation, check
@@ -132,16 +132,13 @@ def test_the_cache_holds_the_wanted_requests_draft_included(
     plan = plan_with(tiny_llama, tiny_draft, kv_cache={"concurrency": 5}, max_seq_len=100)
     engine = build(plan, Store(tmp_path / "store")).engine.path
     manifest, draft = EngineManifest.load(engine), EngineManifest.load(engine / DRAFT_DIR)
-    assert manifest.num_blocks(draft) == 5 * 4, "a hundred tokens take four blocks"
+    assert manifest.num_blocks(0, draft) == 5 * 4, "a hundred tokens take four blocks"
 
 
-def test_a_fraction_is_of_what_is_free_when_the_engine_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from conch_build import manifest as module
-
-    monkeypatch.setattr(module, "free_memory_bytes", lambda: 1 << 30)
-    cache = module.EngineKvCache(dtype="u8", tokens_per_block=32, size_bytes=1, free_memory_fraction=0.25, reuse=True)
+def test_a_fraction_is_of_what_is_free_when_the_engine_is_loaded() -> None:
+    cache = EngineKvCache(dtype="u8", tokens_per_block=32, size_bytes=1, free_memory_fraction=0.25, reuse=True)
     values = dict.fromkeys(EngineManifest.model_fields)
     manifest = EngineManifest.model_construct(
         **{**values, "kv_cache": cache, "num_layers": 2, "num_kv_heads": 2, "head_dim": 16}
     )
-    assert manifest.num_blocks() == (1 << 28) // manifest.kv_block_bytes
+    assert manifest.num_blocks(1 << 30) == (1 << 28) // manifest.kv_block_bytes

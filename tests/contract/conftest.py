@@ -16,6 +16,8 @@ import httpx
 import openai
 import pytest
 
+from tests.contract.triton_calls import wait_until_idle
+
 if TYPE_CHECKING:
     from conch.triton import TritonServer
     from conch_build.pipeline import BuildResult
@@ -107,6 +109,19 @@ def running_gateway(triton: TritonServer, build: BuildResult, *options: str) -> 
                 yield Gateway(url, process, http)
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="session")
+def url(stack_triton: TritonServer) -> str:
+    """Where the running Triton speaks gRPC."""
+    return stack_triton.grpc_url
+
+
+@pytest.fixture
+def idle_afterwards(stack_triton: TritonServer) -> Iterator[None]:
+    """Every test leaves the engine without a request and without a block in use."""
+    yield
+    wait_until_idle(stack_triton.metrics_url)
 
 
 @pytest.fixture(scope="session")

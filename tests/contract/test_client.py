@@ -25,15 +25,10 @@ from conch_build.errors import (
 from tests.contract.conftest import Gateway, eventually
 
 if TYPE_CHECKING:
-    from conch.triton import TritonServer
+    pass
 
 IDS = [1, 33, 28, 216, 34, 28]
 GREEDY = {"max_tokens": 12, "temperature": 0.0}
-
-
-@pytest.fixture(scope="module")
-def url(stack_triton: TritonServer) -> str:
-    return stack_triton.grpc_url
 
 
 def test_a_stream_adds_up_to_the_whole_answer(url: str) -> None:

@@ -17,6 +17,7 @@ from conch_build.plan import load_plan
 from conch_build.store import Store
 from tests.build.tiny import write_tiny
 from tests.build.tiny_adapter import write_adapter
+from tests.conftest import running_triton
 from tests.contract.conftest import Gateway, running_gateway, text_of
 from tests.contract.triton_calls import ask, metric, stream, tokens
 
@@ -71,20 +72,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     }
     (folder / "conch.yaml").write_text(yaml.safe_dump(plan))
     built = build(load_plan(folder / "conch.yaml"), Store(folder / "store"))
-    server = TritonServer(
-        built.repository.path,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        log_path=folder / "triton.log",
-        run_folder=folder / "run",
-    )
-    server.start()
-    try:
-        with running_gateway(server, built, "--repository", str(built.repository.path)) as gateway:
-            yield Stack(folder, built, server, gateway)
-    finally:
-        server.stop(2)
+    with (
+        running_triton(built, folder) as server,
+        running_gateway(server, built, "--repository", str(built.repository.path)) as gateway,
+    ):
+        yield Stack(folder, built, server, gateway)
 
 
 def test_another_adapter_needs_no_other_engine(stack: Stack) -> None:

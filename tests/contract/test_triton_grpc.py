@@ -12,20 +12,11 @@ import pytest
 from conch.triton import TritonServer
 from tests.contract.triton_calls import ask, stream, tokens, wait_until_idle
 
+pytestmark = pytest.mark.usefixtures("idle_afterwards")
+
 PROMPT = [1, 9690, 198, 2683]  # "<|im_start|>system\nYou"
 TEXT = "1, 2, 3, 4, 5,"
 ENDLESS = {"end_id": -1}
-
-
-@pytest.fixture(scope="module")
-def url(stack_triton: TritonServer) -> str:
-    return stack_triton.grpc_url
-
-
-@pytest.fixture(autouse=True)
-def idle_afterwards(stack_triton: TritonServer) -> Any:
-    yield
-    wait_until_idle(stack_triton.metrics_url)
 
 
 def test_a_stream_brings_a_token_a_response_and_the_last_one_is_final(url: str) -> None:

@@ -12,9 +12,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 
-from conch.triton import TritonServer
 from conch_build.pipeline import BuildResult
-from tests.contract.triton_calls import Reply, ask, tokens, wait_until_idle
+from tests.contract.triton_calls import Reply, ask, tokens
+
+pytestmark = pytest.mark.usefixtures("idle_afterwards")
 
 PERSON = {
     "type": "object",
@@ -29,17 +30,6 @@ TEXT = "😀👩‍👩‍👧 깰中文 ❤️ é  two  spaces , it 's"
 EXACT = {"type": "object", "properties": {"x": {"const": TEXT}}, "required": ["x"], "additionalProperties": False}
 SUM = 'root ::= term (" + " term){1,3}\nterm ::= [1-9] [0-9]? | "(" root ")"'
 SAMPLED = {"runtime_top_p": 1.0, "temperature": 1.0}
-
-
-@pytest.fixture(scope="module")
-def url(stack_triton: TritonServer) -> str:
-    return stack_triton.grpc_url
-
-
-@pytest.fixture(autouse=True)
-def idle_afterwards(stack_triton: TritonServer) -> Any:
-    yield
-    wait_until_idle(stack_triton.metrics_url)
 
 
 class Asker:

@@ -7,7 +7,6 @@ engine has not found out that such a draft costs more than it saves.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import yaml
 from conch.triton import TritonServer
 from conch_build.pipeline import BuildResult, build
 from conch_build.plan import parse_plan
-from tests.conftest import SAMPLE_PLAN
+from tests.conftest import SAMPLE_PLAN, running_triton
 from tests.contract.conftest import Gateway, choices, reason_of, running_gateway, text_of
 from tests.contract.triton_calls import ask, metric, tokens, wait_until_idle
 
@@ -30,18 +29,8 @@ def triton(home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
     plan = yaml.safe_load(SAMPLE_PLAN)
     plan["engine"]["speculation"] = {"method": "draft", "checkpoint": "sample", "max_draft_len": 4}
     built = build(parse_plan(yaml.safe_dump(plan)))
-    folder: Path = tmp_path_factory.mktemp("speculation")
-    server = TritonServer(
-        built.repository.path,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        log_path=folder / "triton.log",
-        run_folder=folder / "run",
-    )
-    server.start()
-    yield server, built
-    server.stop(2)
+    with running_triton(built, tmp_path_factory.mktemp("speculation")) as server:
+        yield server, built
 
 
 @pytest.fixture(scope="module")

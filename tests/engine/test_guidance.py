@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import threading
@@ -149,6 +150,16 @@ def test_an_engine_without_a_tokenizer_refuses_guides_by_name() -> None:
     with Engine(ToyRunner(), EngineConfig()) as bare, pytest.raises(UnsupportedError) as refused:
         bare.submit(guided("a", REGEX), Answer())
     assert refused.value.param == "guided_decoding_guide_type"
+
+
+def test_an_answer_begun_by_another_engine_follows_its_guide_to_the_end(engine: Engine, pen: Pen) -> None:
+    whole = ask(engine, guided("whole", REGEX, temperature=0.0)).wait().tokens
+    assert len(whole) > 2
+    for cut in range(1, len(whole)):
+        begun = dataclasses.replace(guided("begun", REGEX, cut, temperature=0.0), keep_state=True)
+        state = ask(engine, begun).wait().outputs[-1].state
+        rest = ask(engine, dataclasses.replace(guided("going", REGEX, temperature=0.0), state=state)).wait()
+        assert [*state.answer, *rest.tokens] == whole
 
 
 # --- while a guide is compiled

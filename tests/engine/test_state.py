@@ -93,10 +93,16 @@ def test_a_state_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
         (dataclasses.replace(request, state=dataclasses.replace(state, layout="other")), "another model"),
         (dataclasses.replace(request, state=dataclasses.replace(state, computed=0)), "0 of 39"),
         (dataclasses.replace(request, state=dataclasses.replace(state, computed=60)), "60 of 39"),
-        (dataclasses.replace(request, state=dataclasses.replace(state, computed=20)), "needs 5 blocks"),
+        (dataclasses.replace(request, state=dataclasses.replace(state, computed=20)), "the 5 blocks of 20"),
+        (dataclasses.replace(request, state=dataclasses.replace(state, blocks=[])), "the 10 blocks of 38"),
+        (dataclasses.replace(request, state=dataclasses.replace(state, answer=(61, 2))), "not in the vocabulary"),
+        (dataclasses.replace(request, state=dataclasses.replace(state, answer=(-1, 2))), "not in the vocabulary"),
     ):
         with pytest.raises(RequestError, match=why):
             engine.submit(changed, print)
+    scored = SamplingParams(temperature=0.0, prompt_log_probs=True)
+    with pytest.raises(UnsupportedError, match="`prompt_log_probs`"):
+        engine.submit(dataclasses.replace(request, sampling=scored), print)
     with pytest.raises(UnsupportedError, match="`n`"):
         engine.submit(dataclasses.replace(request, n=2), print)
 

@@ -79,5 +79,8 @@ class ToyRunner:
     def read_blocks(self, blocks: Sequence[int]) -> list[np.ndarray]:
         return [self._keys[list(blocks)]]
 
+    def fits(self, content: Sequence[np.ndarray], count: int) -> bool:
+        return [each.shape for each in content] == [(count, self.tokens_per_block)]
+
     def write_blocks(self, blocks: Sequence[int], content: Sequence[np.ndarray]) -> None:
         (self._keys[list(blocks)],) = content

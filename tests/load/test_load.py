@@ -20,6 +20,7 @@ import pytest
 
 from conch.client import AsyncClient
 from conch_build.errors import RequestError
+from tests.conftest import running_triton
 
 if TYPE_CHECKING:
     from conch.triton import TritonServer
@@ -40,22 +41,11 @@ engine:
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A Triton over the sample model with room for two of its longest requests."""
-    from conch.triton import TritonServer
     from conch_build.pipeline import build
     from conch_build.plan import parse_plan
 
-    folder = tmp_path_factory.mktemp("crowded")
-    server = TritonServer(
-        build(parse_plan(PLAN)).repository.path,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        log_path=folder / "triton.log",
-        run_folder=folder / "run",
-    )
-    server.start()
-    yield server
-    server.stop(2)
+    with running_triton(build(parse_plan(PLAN)), tmp_path_factory.mktemp("crowded")) as server:
+        yield server
 
 
 @pytest.mark.slow

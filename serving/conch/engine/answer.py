@@ -75,8 +75,8 @@ def score_prompt(sequence: Sequence, slot: Slot, chooser: Chooser, row: int) -> 
     """Note the log probabilities of the prompt tokens that follow those of `slot`, whose rows begin with `row`."""
     count = sequence.request.sampling.top_log_probs
     known = sequence.prompt_log_probs
-    for at in range(slot.rows):
-        follower = slot.past + len(slot.tokens) - slot.rows + at + 1
+    end = slot.past + len(slot.tokens)
+    for at, follower in enumerate(range(end - slot.rows + 1, end + 1)):
         if len(known) + 1 == follower < sequence.prompt_len:  # a preempted prompt is computed twice
             known.append(chooser.log_probs(row + at, sequence.tokens[follower], count))
 

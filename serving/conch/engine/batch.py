@@ -55,8 +55,8 @@ class Runner(Protocol):
     def read_blocks(self, blocks: Sequence[int]) -> list[NDArray[Any]]:
         """The content of `blocks`: for each cache an array whose first axis are the blocks. A copy."""
 
-    def write_blocks(self, blocks: Sequence[int], content: Sequence[NDArray[Any]]) -> None:
-        """Put what `read_blocks` gave, here or in another process, into `blocks`.
+    def fits(self, content: Sequence[NDArray[Any]], count: int) -> bool:
+        """Whether `write_blocks` can put `content` into `count` blocks: their number, shapes and types."""
 
-        Raises ValueError for content of another shape.
-        """
+    def write_blocks(self, blocks: Sequence[int], content: Sequence[NDArray[Any]]) -> None:
+        """Put what `read_blocks` gave, here or in another process, into `blocks`; it `fits`."""

@@ -102,9 +102,7 @@ class Engine:
         check_request(request, self.config, self._runner.vocab_size)
         self._scheduler.check(request)
         if request.state is not None:
-            check_state(
-                request.state, request.prompt, request.max_tokens, self._runner.layout, self._runner.tokens_per_block
-            )
+            check_state(request.state, request.prompt, request.max_tokens, self._runner)
         answers = [Sequence(request, sink, next(self._numbers), self.config, index) for index in range(request.n)]
         answers[0].siblings = answers[1:]
         self._lobby.check(answers[0])

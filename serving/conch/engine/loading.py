@@ -12,6 +12,7 @@ from conch.engine.guidance import Guidance
 from conch.engine.runner import OpenVINORunner
 from conch.engine.speculation import Drafter, Speculation
 from conch_build.adapter_registry import AdapterRegistry
+from conch_build.machine import free_memory_bytes
 from conch_build.manifest import DRAFT_DIR, EngineManifest
 
 TOKENIZER_DIR = "tokenizer"
@@ -22,7 +23,7 @@ def load_engine(folder: Path, registry: AdapterRegistry | None = None) -> Engine
     manifest = EngineManifest.load(folder)
     speculation = manifest.speculation
     draft = EngineManifest.load(folder / DRAFT_DIR) if speculation.method == "draft" else None
-    num_blocks = manifest.num_blocks(draft)
+    num_blocks = manifest.num_blocks(free_memory_bytes(), draft)
     drafter: Drafter | None = None
     if draft is not None:
         drafter = ModelDrafter(OpenVINORunner(folder / DRAFT_DIR, draft, num_blocks))

@@ -42,20 +42,16 @@ class Lobby:
 
     def __init__(self, guidance: Guidance | None, adapters: Adapters | None, wake: Callable[[], None]) -> None:
         self._guidance = guidance
-        self._adapters = adapters
+        self.adapters = adapters
         self._rooms: list[Room] = [room for room in (guidance, adapters) if room is not None]
         for room in self._rooms:
             room.wake = wake
 
-    @property
-    def adapters(self) -> Adapters | None:
-        return self._adapters
-
     def adapter(self, name: str) -> Adapters:
         """The adapters, if `name` can be one of them. Raises NotFoundError."""
-        if self._adapters is None:
+        if self.adapters is None:
             raise NotFoundError(f"The model '{name}' does not exist", param="model", code="model_not_found")
-        return self._adapters
+        return self.adapters
 
     def check(self, sequence: Sequence) -> None:
         """Raise NotFoundError or UnsupportedError for a request that waits for what this engine does not have."""
@@ -113,5 +109,5 @@ class Lobby:
         request = sequence.request
         if self._guidance is not None and request.sampling.guide is not None and after is None:
             yield self._guidance
-        if self._adapters is not None and request.adapter is not None and after is not self._adapters:
-            yield self._adapters
+        if self.adapters is not None and request.adapter is not None and after is not self.adapters:
+            yield self.adapters

@@ -170,7 +170,11 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
         raise _invalid("deadline", f"must be a finite number of seconds, not {request.deadline!r}")
     _check_sampling(request.sampling, vocab_size)
     if request.state is not None or request.keep_state:
-        for name, given in (("n", request.n > 1), ("adapter", request.adapter is not None)):
+        for name, given in (
+            ("n", request.n > 1),
+            ("adapter", request.adapter is not None),
+            ("prompt_log_probs", request.sampling.prompt_log_probs),
+        ):
             if given:
                 raise UnsupportedError(f"a KV state cannot be kept or taken up with `{name}`", param=name)
 

@@ -21,7 +21,7 @@ from conch_build.compile.openvino import MODEL_FILE
 from conch_build.compile.openvino.attention import load_model
 from conch_build.compile.openvino.lora import NOTHING, add_nothing
 from conch_build.errors import SetupError
-from conch_build.machine import has_bf16
+from conch_build.machine import free_memory_bytes, has_bf16
 from conch_build.manifest import EngineManifest
 from conch_build.units import format_bytes
 
@@ -43,7 +43,7 @@ class OpenVINORunner:
         self.vocab_size = manifest.vocab_size
         self.tokens_per_block = manifest.kv_cache.tokens_per_block
         self.layout = manifest.kv_layout
-        self.num_blocks = manifest.num_blocks() if num_blocks is None else num_blocks
+        self.num_blocks = manifest.num_blocks(free_memory_bytes()) if num_blocks is None else num_blocks
         alike = partial(add_nothing, names=adapters.layers) if adapters and manifest.precision == "bf16" else None
         network = _compiled(directory, manifest, alike)
         self._request = network.create_infer_request()
@@ -116,13 +116,11 @@ class OpenVINORunner:
     def read_blocks(self, blocks: Sequence[int]) -> list[NDArray[Any]]:
         return [cache[list(blocks)] for cache in self._caches]
 
+    def fits(self, content: Sequence[NDArray[Any]], count: int) -> bool:
+        wanted = [(cache.dtype, (count, *cache.shape[1:])) for cache in self._caches]
+        return [(new.dtype, new.shape) for new in content] == wanted
+
     def write_blocks(self, blocks: Sequence[int], content: Sequence[NDArray[Any]]) -> None:
-        if len(content) != len(self._caches):
-            raise ValueError(f"{len(content)} caches for a model with {len(self._caches)}")
-        for cache, new in zip(self._caches, content, strict=True):
-            if new.dtype != cache.dtype or new.shape != (len(blocks), *cache.shape[1:]):
-                wanted = f"{cache.dtype} {[len(blocks), *cache.shape[1:]]}"
-                raise ValueError(f"blocks of {new.dtype} {list(new.shape)} for a cache of {wanted}")
         for cache, new in zip(self._caches, content, strict=True):
             cache[list(blocks)] = new
 

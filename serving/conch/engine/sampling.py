@@ -81,8 +81,13 @@ class Sampler:
         """The row's best token, as it stands, is the choice: `pick` and `observe` need not be called."""
 
     def follow(self, grammar: Grammar) -> None:
-        """Choose by this grammar, that of the request's guide, from the beginning of the answer on."""
+        """Choose by this grammar, that of the request's guide, from the beginning of the answer on.
+
+        A part of the answer may be there already: another engine has begun it.
+        """
         self._matcher = grammar.matcher(frozenset(self._end_ids))
+        for token in self._tokens[self._prompt_len :]:
+            self._matcher.accept(token)
 
     @property
     def complete(self) -> bool:
@@ -115,25 +120,21 @@ class Sampler:
         candidates = Candidates(rows.top_ids[row], rows.top_logits[row], float(rows.top_logits[row, -1]), logits)
         if adjusts:
             candidates = self._candidates(logits, candidates)
-        return draw(
-            candidates,
-            Noise(self._seed, len(self._tokens) - self._prompt_len),
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-        )
+        return self._draw(candidates)
 
     def guess(self, rows: Rows, row: int, ahead: int) -> int:
         """What `pick` may choose `ahead` tokens from now, by the row of a model that resembles the target.
 
         The same noise meets a similar distribution, so that both tend to draw the same token.
         """
-        params = self.params
-        if params.greedy:
+        if self.params.greedy:
             return int(rows.top_ids[row, 0])
+        return self._draw(Candidates(rows.top_ids[row], rows.top_logits[row], -math.inf, rows.logits[row]), ahead)
+
+    def _draw(self, candidates: Candidates, ahead: int = 0) -> int:
+        params = self.params
         return draw(
-            Candidates(rows.top_ids[row], rows.top_logits[row], -math.inf, rows.logits[row]),
+            candidates,
             Noise(self._seed, len(self._tokens) - self._prompt_len + ahead),
             temperature=params.temperature,
             top_k=params.top_k,

@@ -60,10 +60,9 @@ class Speculation:
 
     def follow(self, batch: Batch) -> None:
         """Let the draft compute the prompts of a step, too."""
-        if any(slot.past + len(slot.tokens) <= sequence.prompt_len for sequence, slot in batch):
-            started = time.monotonic()
-            self._drafter.follow(batch)
-            self.seconds += time.monotonic() - started
+        started = time.monotonic()
+        self._drafter.follow(batch)
+        self.seconds += time.monotonic() - started
 
     def learn(self, sequences: int, tokens: int, seconds: float) -> None:
         """A step without prompts gave `tokens` to `sequences` in `seconds`, guessing included."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conch.engine.batch import Runner
 from conch_build.errors import RequestError
 
 _MAGIC = b"CONCHKV1"
@@ -75,20 +76,22 @@ class KvState:
             raise _unusable(f"does not read: {error}") from None
 
 
-def check_state(state: KvState, prompt: Sequence[int], max_tokens: int, layout: str, tokens_per_block: int) -> None:
-    """Raise RequestError unless an engine of `layout` can go on with `state` for this request."""
-    if state.layout != layout:
+def check_state(state: KvState, prompt: Sequence[int], max_tokens: int, runner: Runner) -> None:
+    """Raise RequestError unless an engine over `runner` can go on with `state` for this request."""
+    if state.layout != runner.layout:
         raise _unusable("comes from an engine of another model, quantization or KV type")
     if state.prompt != tuple(prompt):
         raise _unusable("belongs to another prompt")
+    if not all(0 <= token < runner.vocab_size for token in state.answer):
+        raise _unusable("has tokens that are not in the vocabulary")
     if not len(state.answer) < max_tokens:
         raise _unusable(f"has {len(state.answer)} tokens of the answer already, max_tokens is {max_tokens}")
     size = len(state.prompt) + len(state.answer)
     if not (0 < state.computed < size):
         raise _unusable(f"says that {state.computed} of {size} tokens are computed")
-    needed = -(-state.computed // tokens_per_block)
-    if any(len(array) != needed for array in state.blocks):
-        raise _unusable(f"needs {needed} blocks for {state.computed} tokens")
+    needed = -(-state.computed // runner.tokens_per_block)
+    if not runner.fits(state.blocks, needed):
+        raise _unusable(f"does not hold the {needed} blocks of {state.computed} tokens as this engine has them")
 
 
 def _unusable(why: str) -> RequestError:

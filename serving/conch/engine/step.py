@@ -80,8 +80,7 @@ class Stepper:
         """Fill the first blocks of a sequence with the state that it came with."""
         if sequence.arriving is not None:
             state, sequence.arriving = sequence.arriving, None
-            count = len(state.blocks[0]) if state.blocks else 0
-            self._runner.write_blocks(sequence.blocks[:count], state.blocks)
+            self._runner.write_blocks(sequence.blocks[: len(state.blocks[0])], state.blocks)
 
 
 def _chooser(rows: Rows | None, batch: Batch) -> Chooser | None:
