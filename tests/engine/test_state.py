@@ -40,13 +40,14 @@ def test_the_answer_is_the_same_wherever_it_is_handed_over(
 ) -> None:
     frame = started(make_engine(), tokens, sampling).to_bytes()
     second = make_engine(ToyRunner(num_blocks=80))
-    ask(second, Request("company", [9] * 20, 20, GREEDY))
+    company = ask(second, Request("company", [9] * 20, 20, GREEDY))
     ask(second, Request("before", PROMPT, 2, GREEDY)).wait()
     state = KvState.from_bytes(frame)
     rest = ask(second, Request("rest", PROMPT, 20, sampling, state=state)).wait()
     assert [*state.answer, *rest.tokens] == alone(PROMPT, 20, sampling)
     assert rest.reason == "length"
-    assert second.stats().steps_total > 0 and settled(second)
+    assert company.wait().tokens == alone([9] * 20, 20, GREEDY)
+    assert settled(second)
 
 
 def test_a_handed_over_answer_survives_preemption(make_engine: MakeEngine) -> None:
