@@ -30,6 +30,16 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Target(_Part):
+    gpu: str | None = None
+    """The GPU that the engine will run on, as `h100`; the backends `tensorrt` and `pytorch` need it."""
+    gpus_per_node: Count = 8
+    tensorrt_llm: str = "auto"
+    """Release of TensorRT-LLM, as `1.2.1`. `auto`: the one that is installed, else the last that has the backend."""
+    container: str = "auto"
+    """Image in which engines are built and served. `auto`: the newest one with that release."""
+
+
 class Model(_Part):
     checkpoint: str
     """A local Hugging Face directory, a hub id, a `.gguf` file, or `sample`."""
@@ -53,8 +63,8 @@ class Quantization(_Part):
     format: QuantFormat = "none"
     group_size: Literal["auto"] | Count = "auto"
     """Weights that share a scale (int4_awq). `auto`: the largest of 128, 64, 32, 16 that fits each width."""
-    kv_cache: Literal["auto", "u8", "bf16", "f32", "fp8", "nvfp4"] = "auto"
-    """Type of the cached keys and values. `auto`: u8 on CPUs."""
+    kv_cache: Literal["auto", "u8", "bf16", "f32", "fp16", "fp8", "int8", "nvfp4"] = "auto"
+    """Type of the cached keys and values. `auto`: u8 on CPUs, fp8 beside fp8 and nvfp4 weights, else 16 bits."""
     calibration: Calibration = Calibration()
 
 
@@ -80,12 +90,14 @@ class KvCache(_Part):
 class Parallel(_Part):
     tensor: Count = 1
     pipeline: Count = 1
+    expert: Count = 1
+    """Of a mixture of experts: its experts are spread over so many of the `tensor` GPUs."""
 
 
 class Speculation(_Part):
-    method: Literal["none", "draft", "ngram", "eagle3", "medusa", "lookahead"] = "none"
+    method: Literal["none", "draft", "ngram", "eagle3", "mtp", "medusa", "lookahead"] = "none"
     checkpoint: str | None = None
-    """Of the draft model; `conch draft` makes one."""
+    """Of the draft model, EAGLE-3 head or Medusa heads; `conch draft` makes a draft."""
     max_draft_len: Count = 4
     """Tokens guessed at most, to be verified in one step."""
     max_matching_ngram_size: Count = 3
@@ -99,12 +111,14 @@ class Lora(_Part):
     """Adapters that are in memory at once; the one that was not used for longest makes room."""
     adapters: dict[str, str] = Field(default_factory=dict)
     """Name -> PEFT directory. Requests choose one by its name as their model."""
+    target_modules: list[str] | None = None
+    """TensorRT-LLM's names (`attn_q`, ...). None: those of the adapters."""
 
 
 class Engine(_Part):
     backend: Backend = "openvino"
-    precision: Literal["auto", "bf16", "f32"] = "auto"
-    """Arithmetic of activations. `auto`: bf16 where the CPU has it."""
+    precision: Literal["auto", "bf16", "fp16", "f32"] = "auto"
+    """Arithmetic of activations. `auto`: bf16 where the CPU has it; the checkpoint's own type on GPUs."""
     threads: Literal["auto"] | Count = "auto"
     max_batch_size: Count = 64
     max_num_tokens: Count = 2048
@@ -120,6 +134,10 @@ class Engine(_Part):
     parallel: Parallel = Parallel()
     speculation: Speculation = Speculation()
     lora: Lora = Lora()
+    build_args: dict[str, str | int | bool] = Field(default_factory=dict)
+    """tensorrt: further flags of `trtllm-build`, without their dashes: `{gemm_plugin: fp8}`."""
+    llm_args: dict[str, Any] = Field(default_factory=dict)
+    """pytorch: further arguments of TensorRT-LLM's LLM API: `{cuda_graph_config: {enable_padding: true}}`."""
 
 
 class Triton(_Part):
@@ -128,6 +146,32 @@ class Triton(_Part):
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
+    instances: Count = 1
+    """Engines beside each other on one node, each with GPUs of its own."""
+    launch: Literal["leader", "orchestrator"] = "leader"
+    """tensorrt: one server a rank, or one that spawns its workers."""
+
+
+class Workers(_Part):
+    instances: Count = 1
+    tensor: Count = 1
+    pipeline: Count = 1
+    llm_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the LLM API for these workers alone."""
+
+
+class Disaggregated(_Part):
+    context: Workers = Workers()
+    """Workers that read prompts."""
+    generation: Workers = Workers()
+    """Workers that write answers."""
+    router: Literal["round_robin", "load_balancing", "kv_cache_aware"] = "round_robin"
+    max_local_prefill_length: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Prompts up to so many tokens are read by the generation workers themselves."""
+    port: Port = 8000
+    """Of the proxy."""
+    hosts: list[str] = ["localhost"]
+    """Machines that the workers are spread over, in order."""
 
 
 class Gateway(_Part):
@@ -139,6 +183,8 @@ class Gateway(_Part):
 class Serving(_Part):
     triton: Triton = Triton()
     gateway: Gateway = Gateway()
+    disaggregated: Disaggregated | None = None
+    """pytorch: prompts and answers on workers of their own, behind a proxy."""
 
 
 class Slo(_Part):
@@ -154,6 +200,7 @@ class Plan(_Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     """The model's name in the gateway."""
     model: Model
+    target: Target = Target()
     quantization: Quantization = Quantization()
     engine: Engine = Engine()
     serving: Serving = Serving()

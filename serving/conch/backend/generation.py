@@ -21,6 +21,7 @@ import triton_python_backend_utils as pb
 
 from conch.backend.adapters import Command, carry_out, decode_command
 from conch.backend.arrays import arrays, parameters, tagged
+from conch.backend.feeds import Feed, Feeds, check_fed, feed_of
 from conch.backend.metrics import EngineMetrics
 from conch.backend.responses import Answer, Response
 from conch.backend.tensors import Call, decode_call, is_stop
@@ -36,6 +37,9 @@ class _Flight:
     answers: list[Answer]
     sender: Any
     wanted: frozenset[str]
+    feed: Feed | None = None
+    """Where its tokens go, and as which stream there; only the last response is its own."""
+    stream: int = 0
     error: ConchError | None = None
     """Of one answer; the others are given up."""
 
@@ -58,6 +62,8 @@ class GenerationModel:
         self._stream_interval = int(config["stream_interval"])
         self._stats_period = int(config["stats_check_period_ms"]) / 1000
         self._flights: dict[str, _Flight] = {}
+        self._feeds = Feeds()
+        self._fed: set[Feed] = set()  # those with tokens that are not sent yet
         # Held to ask whether a caller has gone and to take a flight out: Triton frees what such a question
         # reads as soon as the final response is sent, and would crash over one still being asked.
         self._asking = threading.Lock()
@@ -106,6 +112,10 @@ class GenerationModel:
         if command := decode_command(inputs, self._adapters):
             self._commands.submit(self._carry_out, command, sender)
             return
+        feed = feed_of(inputs)
+        if feed is not None and feed[1] is None:
+            self._feeds.open(feed[0], sender)
+            return
         call = decode_call(
             inputs,
             request_id=f"{caller_id}#{next(self._numbers)}",
@@ -114,6 +124,9 @@ class GenerationModel:
         )
         wanted = frozenset(request.requested_output_names())
         flight = _Flight(caller_id, self._answers(call), sender, wanted)
+        if feed is not None and call.streaming:
+            check_fed(call)
+            flight.feed, flight.stream = self._feeds.get(feed[0]), feed[1] or 0
         self._flights[call.request.id] = flight
         try:
             self._engine.submit(call.request, self._outputs.put)
@@ -150,9 +163,14 @@ class GenerationModel:
     def _send(self) -> None:
         while (output := self._outputs.get()) is not None:
             self._deliver(output)
+            if self._outputs.empty():  # a step's outputs come together
+                self._send_feeds()
 
     def _deliver(self, output: Output) -> None:
         flight = self._flights[output.request_id]
+        if flight.feed is not None and output.finish_reason is None:
+            self._feed(flight.feed, flight, output)
+            return
         response = flight.answers[output.index].add(output)
         if response is None:
             return
@@ -169,6 +187,32 @@ class GenerationModel:
             pb.Logger.log_error(f"request {output.request_id}: {error}")
             self._engine.cancel(output.request_id)
 
+    def _feed(self, feed: Feed, flight: _Flight, output: Output) -> None:
+        if feed.closed:
+            self._engine.cancel(output.request_id)
+        elif tokens := flight.answers[0].take(output):
+            feed.add(flight.stream, tokens)
+            self._fed.add(feed)
+
+    def _send_feeds(self) -> None:
+        for feed in self._fed:
+            tensors = feed.take()
+            with feed.lock:
+                if feed.closed:
+                    continue
+                try:
+                    _respond(feed.sender, Response(tensors, final=False), frozenset(tensors))
+                except pb.TritonModelException as error:
+                    pb.Logger.log_error(f"feed {feed.name}: {error}")
+        self._fed.clear()
+
+    def _close_if_left(self, feed: Feed) -> None:
+        """End the feed of a caller who has gone: Triton waits for its last response."""
+        with feed.lock:
+            if feed.sender.is_cancelled():
+                self._feeds.close(feed)
+                feed.sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
     def _land(self, engine_id: str) -> None:
         """Take a flight out, before its final response is sent."""
         with self._asking:
@@ -180,6 +224,8 @@ class GenerationModel:
             for engine_id in list(self._flights):
                 if self._is_cancelled(engine_id):
                     self._engine.cancel(engine_id)
+            for feed in self._feeds:
+                self._close_if_left(feed)
             if time.monotonic() >= next_update:
                 self._metrics.update(self._engine.stats())
                 next_update = time.monotonic() + self._stats_period

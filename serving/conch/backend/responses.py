@@ -58,6 +58,15 @@ class Answer:
         self._sent = len(self.ids)
         return response
 
+    def take(self, output: Output) -> list[int]:
+        """The tokens that are due, for a caller who gets them otherwise than by a response."""
+        self.ids += output.tokens
+        if not self._is_due():
+            return []
+        new = self.ids[self._sent :]
+        self._sent = len(self.ids)
+        return new
+
     def _is_due(self) -> bool:
         """Whether what has come so far is to be sent before the answer is whole."""
         return self.call.streaming and (not self._sent or len(self.ids) - self._sent >= self.stream_interval)

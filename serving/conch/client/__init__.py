@@ -9,7 +9,8 @@ tokenizers or of the engine; errors come from the one tree, `conch_build.errors`
 """
 
 from conch.client.aio import AsyncClient, AsyncStream
+from conch.client.feed import FedStream
 from conch.client.generation import Delta, Result, Sampling, TopLogProbs
 from conch.client.sync import Client
 
-__all__ = ["AsyncClient", "AsyncStream", "Client", "Delta", "Result", "Sampling", "TopLogProbs"]
+__all__ = ["AsyncClient", "AsyncStream", "Client", "Delta", "FedStream", "Result", "Sampling", "TopLogProbs"]

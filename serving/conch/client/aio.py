@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.client import wire
 from conch.client.errors import from_rpc
+from conch.client.feed import FedStream, Feed
 from conch.client.generation import Delta, Result, Sampling, joined
 
 
@@ -81,6 +82,25 @@ class AsyncClient:
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
         )
+        self._feed: Feed | None = None
+
+    async def use_feed(self, *, timeout: float = 2.0) -> bool:
+        """Let streams of tokens share one call from now on, if the model can; worth it for many at once.
+
+        Returns whether it can. Raises ServiceError, or one of its kinds, when Triton does not answer.
+        """
+        ask = self._channel.unary_unary(
+            wire.METADATA_METHOD,
+            request_serializer=pb.ModelMetadataRequest.SerializeToString,
+            response_deserializer=pb.ModelMetadataResponse.FromString,
+        )
+        try:
+            told = await ask(pb.ModelMetadataRequest(name="tensorrt_llm"), timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self.url) from None
+        if any(tensor.name == "conch_feed" for tensor in told.inputs):
+            self._feed = self._feed or Feed(self._infer, self.url)
+        return self._feed is not None
 
     async def generate(
         self,
@@ -106,7 +126,7 @@ class AsyncClient:
         timeout: float | None = None,
         request_id: str | None = None,
         **sampling: Any,
-    ) -> AsyncStream:
+    ) -> AsyncStream | FedStream:
         """The answer as it is made. Raises, while it is read, what `generate` raises."""
         return self.open(prompt, Sampling(**sampling), timeout=timeout, request_id=request_id)
 
@@ -118,10 +138,17 @@ class AsyncClient:
         timeout: float | None = None,
         request_id: str | None = None,
         streaming: bool = True,
-    ) -> AsyncStream:
+    ) -> AsyncStream | FedStream:
         """`stream` with a ready `Sampling`. Not `streaming`: one delta holds the whole answer."""
-        request = wire.build_request(prompt, sampling, request_id=request_id or uuid.uuid4().hex, streaming=streaming)
-        return AsyncStream(self._infer(iter((request,)), timeout=timeout or self.timeout), self.url)
+        fed = self._feed if streaming and sampling.is_plain and not isinstance(prompt, str) else None
+        place = fed.place() if fed is not None else None
+        request = wire.build_request(
+            prompt, sampling, request_id=request_id or uuid.uuid4().hex, streaming=streaming, feed=place
+        )
+        call = self._infer(iter((request,)), timeout=timeout or self.timeout)
+        if fed is None or place is None:
+            return AsyncStream(call, self.url)
+        return FedStream(call, self.url, fed, place[1])
 
     async def probe(self, *, timeout: float = 2.0) -> None:
         """Ask the engine for a sign of life; raises ServiceError, or one of its kinds, without one."""
@@ -150,6 +177,8 @@ class AsyncClient:
         return adapters
 
     async def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
         await self._channel.close()
 
     async def __aenter__(self) -> AsyncClient:

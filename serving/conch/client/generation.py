@@ -39,6 +39,11 @@ class Sampling:
     lora_task_id: int | None = None
     """Id of a LoRA adapter; None or 0: the model itself."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are all that the answer consists of."""
+        return not (self.log_probs or self.top_log_probs)
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:

@@ -19,6 +19,7 @@ from conch.client.generation import Delta, Sampling
 from conch_build.errors import CancelledError, DeadlineError, RequestError, ServiceError
 
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+METADATA_METHOD = "/inference.GRPCInferenceService/ModelMetadata"
 CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -45,9 +46,17 @@ _LIMITS = {"INT32": (-(2**31), 2**31 - 1), "UINT64": (0, 2**64 - 1)}
 
 
 def build_request(
-    prompt: str | Sequence[int], sampling: Sampling, *, request_id: str, streaming: bool
+    prompt: str | Sequence[int],
+    sampling: Sampling,
+    *,
+    request_id: str,
+    streaming: bool,
+    feed: tuple[str, int] | None = None,
 ) -> pb.ModelInferRequest:
-    """The request for one generation. Raises RequestError for values that no tensor can hold."""
+    """The request for one generation, whose tokens go to stream number `feed[1]` of the feed `feed[0]`.
+
+    Raises RequestError for values that no tensor can hold.
+    """
     is_text = isinstance(prompt, str)
     tensors = _Tensors("ensemble" if is_text else "tensorrt_llm", request_id)
     if isinstance(prompt, str):
@@ -76,6 +85,11 @@ def build_request(
         tensors.vector("conch_logit_bias_ids", "INT32", sampling.logit_bias.keys())
         tensors.vector("conch_logit_bias_values", "FP32", sampling.logit_bias.values())
     tensors.wanted("conch_finish_reason", "conch_cached_tokens")
+    if feed is not None:
+        tensors.texts("conch_feed", [feed[0]])
+        tensors.scalar("conch_feed_stream", "INT32", feed[1])
+        tensors.scalar("return_num_output_tokens", "BOOL", True)
+        tensors.wanted("num_output_tokens")
     if sampling.log_probs:
         tensors.scalar("return_log_probs", "BOOL", True)
         tensors.wanted("output_log_probs")
@@ -94,6 +108,32 @@ def build_probe(request_id: str) -> pb.ModelInferRequest:
     tensors.scalar("request_output_len", "INT32", 1)
     tensors.scalar("stop", "BOOL", True)
     return tensors.request
+
+
+def build_feed(name: str) -> pb.ModelInferRequest:
+    """Opens a feed; it lasts until it is cancelled."""
+    tensors = _Tensors("tensorrt_llm", name)
+    tensors.scalar("input_lengths", "INT32", 1)
+    tensors.scalar("request_output_len", "INT32", 1)
+    tensors.texts("conch_feed", [name])
+    tensors.wanted("conch_feed_streams", "conch_feed_counts", "output_ids")
+    return tensors.request
+
+
+def read_feed(message: pb.ModelStreamInferResponse) -> Iterable[tuple[int, list[int]]]:
+    """The streams that a feed's message has tokens for, and their tokens. Raises the error that it carries."""
+    check(message)
+    raw = message.infer_response.raw_output_contents
+    if not raw:  # the last one, of a feed that was left
+        return
+    found = {output.name: raw[index] for index, output in enumerate(message.infer_response.outputs)}
+    streams = memoryview(found["conch_feed_streams"]).cast("i").tolist()
+    counts = memoryview(found["conch_feed_counts"]).cast("i").tolist()
+    tokens = memoryview(found["output_ids"]).cast("i").tolist()
+    start = 0
+    for stream, count in zip(streams, counts, strict=True):
+        yield stream, tokens[start : start + count]
+        start += count
 
 
 def build_adapter_command(command: str, lora_task_id: int, request_id: str) -> pb.ModelInferRequest:
@@ -132,10 +172,12 @@ class Reader:
     that is cancelled between the two.
     """
 
-    __slots__ = ("finished",)
+    __slots__ = ("finished", "total")
 
     def __init__(self) -> None:
         self.finished = False
+        self.total = 0
+        """Tokens of the whole answer, where they were asked for; known with the final response."""
 
     def read(self, message: pb.ModelStreamInferResponse) -> Delta:
         """The delta in a response. Raises the error that it carries."""
@@ -153,6 +195,8 @@ class Reader:
         log_probs = found.get("output_log_probs")
         top_ids = found.get("conch_top_ids")
         cached = found.get("conch_cached_tokens")
+        if self.finished and "num_output_tokens" in found:
+            self.total = memoryview(found["num_output_tokens"]).cast("i")[0]
         return Delta(
             tokens=tuple(memoryview(ids).cast("i")) if ids else (),
             text=None if text is None else _text(text),
@@ -165,7 +209,11 @@ class Reader:
     def end(self) -> None:
         """The stream has closed. Raises ServiceError unless it was complete."""
         if not self.finished:
-            raise ServiceError("the stream ended before its final response", fix="The server's log says why.")
+            raise cut_short()
+
+
+def cut_short() -> ServiceError:
+    return ServiceError("the stream ended before its final response", fix="The server's log says why.")
 
 
 def _ended(reason: str | None) -> ServiceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,7 @@ from conch.gateway.models import Models
 from conch.gateway.settings import GatewaySettings
 from conch.gateway.tokenizer import Tokenizer
 from conch.gateway.upstream import Upstream
+from conch_build.errors import ConchError
 
 
 def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) -> FastAPI:
@@ -32,6 +34,8 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with contextlib.suppress(ConchError):  # Triton may come later
+            await upstream.probe()
         yield
         await upstream.close()
         await http.aclose()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from conch.client import AsyncClient, AsyncStream, Delta, Sampling
+from conch.client import AsyncClient, AsyncStream, Delta, FedStream, Sampling
 from conch.gateway.logprobs import TokenLogProb, entries
 from conch.gateway.metrics import Metrics, Watch
 from conch.gateway.stops import StopMatcher
@@ -36,7 +36,7 @@ class Answer:
 
     def __init__(
         self,
-        stream: AsyncStream,
+        stream: AsyncStream | FedStream,
         detokenizer: Detokenizer,
         *,
         prompt_tokens: int,
@@ -125,6 +125,7 @@ class Upstream:
         self._client = AsyncClient(grpc_url)
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._asked_for_feed = False
 
     def answer(self, prompt: Sequence[int], sampling: Sampling, *, stops: Sequence[str], streaming: bool) -> Answer:
         """Start one answer. A caller that wants it whole, and no stop string, gets it in one message."""
@@ -149,6 +150,9 @@ class Upstream:
         """A sign of life from the engine. Raises ServiceError, or one of its kinds, without one."""
         try:
             await self._client.probe()
+            if not self._asked_for_feed:
+                await self._client.use_feed()
+                self._asked_for_feed = True
         except NotFoundError:
             raise _not_loaded() from None
 

@@ -126,7 +126,7 @@ def _speculation(plan: Plan) -> EngineSpeculation:
 def _precision(plan: Plan, layout: Layout | None) -> Literal["bf16", "f32"]:
     """The plan's, or what is faster: int8/int4 weights are multiplied with int8 activations in either precision,
     and f32 keeps the logits exact, as it keeps fp8 activations; 16-bit weights need bf16 arithmetic to be fast."""
-    if plan.engine.precision != "auto":
+    if plan.engine.precision in ("bf16", "f32"):
         return plan.engine.precision
     if plan.quantization.kv_cache in ("bf16", "f32"):  # attention computes in the cache's type
         return plan.quantization.kv_cache
