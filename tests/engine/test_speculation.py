@@ -13,7 +13,7 @@ import pytest
 from conch.engine import Request, Rows, SamplingParams, Slot
 from conch.engine.drafters import ModelDrafter, NgramDrafter
 from conch.engine.ngrams import NgramIndex
-from conch.engine.payoff import RECHECK_STEPS, TRIAL_STEPS, Payoff
+from conch.engine.payoff import RECHECK_STEPS, TRIAL_STEPS, Payoff, lengths_up_to
 from conch.engine.speculation import Drafter, Speculation
 from tests.engine.conftest import MakeEngine, ask
 from tests.engine.test_engine import alone, random_requests, request, settled
@@ -44,7 +44,7 @@ def stranger() -> ToyRunner:
 def always(drafter: Drafter, length: int) -> Speculation:
     """Speculation that asks for guesses whether they pay or not."""
     speculation = Speculation(drafter, length)
-    speculation._payoff.worth_trying = lambda sequences: True  # type: ignore[method-assign]
+    speculation._payoff.length = lambda sequences: length  # type: ignore[method-assign]
     return speculation
 
 
@@ -169,46 +169,59 @@ def test_several_answers_to_one_prompt_each_have_their_own_draft(make_engine: Ma
 # --- when it pays
 
 
-def play(payoff: Payoff, steps: int, *, speculative: tuple[int, float], plain: tuple[int, float], n: int = 1) -> float:
-    """Run steps that give (tokens, seconds) in each mode; returns the share of speculative ones."""
-    used = 0
+Speeds = dict[int, tuple[int, float]]
+"""Length -> tokens and seconds of a step that guesses so many."""
+
+WINS: Speeds = {0: (1, 0.01), 1: (2, 0.015), 2: (3, 0.018), 4: (3, 0.03)}
+LOSES: Speeds = {0: (1, 0.01), 1: (1, 0.012), 2: (1, 0.014), 4: (1, 0.02)}
+
+
+def play(payoff: Payoff, steps: int, speeds: Speeds, n: int = 1) -> dict[int, float]:
+    """Run steps; returns the share that each length had of them."""
+    used = dict.fromkeys(speeds, 0)
     for _ in range(steps):
-        guess = payoff.worth_trying(n)
-        tokens, seconds = speculative if guess else plain
-        payoff.record(n, tokens, seconds, speculative=guess)
-        used += guess
-    return used / steps
+        length = payoff.length(n)
+        payoff.record(n, length, *speeds[length])
+        used[length] += 1
+    return {length: count / steps for length, count in used.items()}
 
 
 def test_what_loses_is_switched_off_and_tried_again_now_and_then() -> None:
-    payoff = Payoff()
-    share = play(payoff, 4000, speculative=(2, 0.03), plain=(1, 0.01))
-    assert not payoff.pays
-    assert 0 < share < 2 * TRIAL_STEPS / RECHECK_STEPS
+    payoff = Payoff(4)
+    shares = play(payoff, 8000, LOSES)
+    assert payoff.best == 0 and shares[0] > 0.95
+    assert all(0 < shares[length] < TRIAL_STEPS / RECHECK_STEPS for length in (1, 2, 4))
 
 
-def test_what_wins_stays_on_and_what_comes_to_win_is_switched_on() -> None:
-    payoff = Payoff()
-    assert play(payoff, 1000, speculative=(3, 0.02), plain=(1, 0.01)) > 0.9 and payoff.pays
-    play(payoff, 1500, speculative=(1, 0.02), plain=(1, 0.01))
-    assert not payoff.pays
-    play(payoff, 3000, speculative=(3, 0.02), plain=(1, 0.01))
-    assert payoff.pays
+def test_the_length_that_pays_most_is_found_and_found_again_when_it_changes() -> None:
+    payoff = Payoff(4)
+    assert play(payoff, 2000, WINS)[2] > 0.9 and payoff.best == 2
+    play(payoff, 6000, LOSES)
+    assert payoff.best == 0
+    play(payoff, 6000, WINS)
+    assert payoff.best == 2
+
+
+@pytest.mark.parametrize(
+    ("longest", "lengths"), [(1, [1, 0]), (3, [3, 0, 1, 2]), (4, [4, 0, 1, 2]), (6, [6, 0, 1, 2, 4])]
+)
+def test_the_longest_none_and_powers_of_two_between_are_tried(longest: int, lengths: list[int]) -> None:
+    assert lengths_up_to(longest) == lengths
 
 
 def test_each_size_of_the_batch_has_its_own_verdict() -> None:
-    payoff = Payoff()
-    play(payoff, 200, speculative=(3, 0.02), plain=(1, 0.01), n=1)
-    play(payoff, 200, speculative=(20, 0.05), plain=(16, 0.02), n=16)
-    assert payoff.worth_trying(1) and not payoff.worth_trying(16)
-    assert "16 at once" in str(payoff)
+    payoff = Payoff(4)
+    play(payoff, 200, WINS, n=1)
+    play(payoff, 200, LOSES, n=16)
+    assert (payoff.length(1), payoff.length(16)) == (2, 0)
+    assert "16 at once: 0 100 tok/s" in str(payoff)
 
 
 def test_one_slow_step_changes_no_verdict() -> None:
-    payoff = Payoff()
-    play(payoff, 100, speculative=(3, 0.02), plain=(1, 0.01))
-    payoff.record(1, 1, 5.0, speculative=True)
-    assert payoff.worth_trying(1)
+    payoff = Payoff(4)
+    play(payoff, 100, WINS)
+    payoff.record(1, 2, 1, 5.0)
+    assert payoff.length(1) == 2
 
 
 def test_a_draft_that_only_costs_time_is_switched_off_visibly(
@@ -226,7 +239,7 @@ def test_a_draft_that_only_costs_time_is_switched_off_visibly(
     engine = make_engine(speculation=Speculation(slow, 4))
     ask(engine, request("a", [1, 2], 100)).wait()
     assert not engine.stats().speculating
-    assert "speculation is switched off" in caplog.text
+    assert "speculation guesses no tokens now" in caplog.text
 
 
 # --- n-grams

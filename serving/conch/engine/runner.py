@@ -160,6 +160,8 @@ def _compiled(directory: Path, manifest: EngineManifest, change: Callable[[ov.Mo
         "KV_CACHE_PRECISION": manifest.kv_cache.dtype,
         # Scales by token: a block's content must not depend on how its tokens arrived.
         "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
+        # Activations that share a scale where weights are of 8 or 4 bits. The default, 32, costs a seventh of the time.
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 64,
     }
     if manifest.threads is not None:
         options["INFERENCE_NUM_THREADS"] = manifest.threads

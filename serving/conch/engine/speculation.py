@@ -5,7 +5,8 @@ the same noise, penalties and guides; a guessed token counts when it is the chos
 same, token for token, sampled ones too: this is rejection sampling (Leviathan, Kalman and Matias, "Fast inference
 from transformers via speculative decoding", 2023) with the draft's draws coupled to the target's by their noise.
 
-`Speculation` asks a drafter for guesses only while they pay (`Payoff`). Knows nothing of how steps are computed.
+`Speculation` asks a drafter for as many guesses as pay (`Payoff`), none if none do. Knows nothing of how steps are
+computed.
 """
 
 from __future__ import annotations
@@ -37,25 +38,24 @@ class Speculation:
 
     def __init__(self, drafter: Drafter, max_draft_len: int) -> None:
         self._drafter = drafter
-        self._max_draft_len = max_draft_len
-        self._payoff = Payoff()
-        self._guessed = False
+        self._payoff = Payoff(max_draft_len)
+        self._length = 0  # of the guesses of this step
         self.seconds = 0.0
         """Spent guessing."""
 
     @property
     def active(self) -> bool:
-        return self._payoff.pays
+        return self._payoff.best > 0
 
     def guess(self, scheduler: Scheduler, decoding: list[Sequence]) -> None:
         """Give the decoding sequences their drafts, if that is worth its time."""
         started = time.monotonic()
-        was = self._payoff.pays
-        self._guessed = bool(decoding) and self._payoff.worth_trying(len(decoding))
-        if was != self._payoff.pays:
-            log.info("speculation is switched %s: %s", "on" if self._payoff.pays else "off", self._payoff)
-        if self._guessed:
-            self._drafter.guess(decoding, scheduler.room_for_drafts(decoding, self._max_draft_len))
+        was = self._payoff.best
+        self._length = self._payoff.length(len(decoding)) if decoding else 0
+        if was != self._payoff.best:
+            log.info("speculation guesses %s tokens now: %s", self._payoff.best or "no", self._payoff)
+        if self._length:
+            self._drafter.guess(decoding, scheduler.room_for_drafts(decoding, self._length))
             self.seconds += time.monotonic() - started
 
     def follow(self, batch: Batch) -> None:
@@ -66,4 +66,4 @@ class Speculation:
 
     def learn(self, sequences: int, tokens: int, seconds: float) -> None:
         """A step without prompts gave `tokens` to `sequences` in `seconds`, guessing included."""
-        self._payoff.record(sequences, tokens, seconds, speculative=self._guessed)
+        self._payoff.record(sequences, self._length, tokens, seconds)
