@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,25 @@ engine:
   max_seq_len: 2048
   kv_cache: {size: 256MiB}
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` run where there is an NVIDIA GPU and TensorRT-LLM, and nowhere else."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    lacking = what_gpu_tests_lack() if marked else None
+    for item in marked if lacking else ():
+        item.add_marker(pytest.mark.skip(reason=lacking))
+
+
+def what_gpu_tests_lack() -> str | None:
+    """None on a machine that can run them."""
+    from conch_build.nvidia import installed_gpus
+
+    if not installed_gpus():
+        return "no NVIDIA GPU"
+    if importlib.util.find_spec("tensorrt_llm") is None:
+        return "no package tensorrt_llm"
+    return None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,10 +74,17 @@ def stack_triton(sample_build: BuildResult, tmp_path_factory: pytest.TempPathFac
 @contextmanager
 def running_triton(build: BuildResult, folder: Path) -> Iterator[TritonServer]:
     """A Triton over what was built, on free ports; its logs lie in `folder`."""
+    with triton_over(build.repository.path, folder) as server:
+        yield server
+
+
+@contextmanager
+def triton_over(repository: Path, folder: Path) -> Iterator[TritonServer]:
+    """A Triton over a model repository."""
     from conch.triton import TritonServer
 
     server = TritonServer(
-        build.repository.path,
+        repository,
         http_port=0,
         grpc_port=0,
         metrics_port=0,
@@ -76,5 +103,5 @@ def gateway(stack_triton: TritonServer, sample_build: BuildResult) -> Iterator[G
     """A running gateway in front of that Triton."""
     from tests.contract.conftest import running_gateway
 
-    with running_gateway(stack_triton, sample_build) as gateway:
+    with running_gateway(stack_triton, sample_build.engine.path) as gateway:
         yield gateway

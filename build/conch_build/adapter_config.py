@@ -27,6 +27,8 @@ _IRRELEVANT = {
 }
 _BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _DEFAULT_ALPHA = 8
+_LARGEST_ALPHA = 1e9
+"""JSON may hold numbers that no float can."""
 
 
 def problems(config: Config, where: str) -> Iterator[CheckpointError]:
@@ -59,7 +61,7 @@ def _malformed(config: Config) -> Iterator[str]:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield f"`{key}` must be a whole number above 0, not {value!r}"
     for key, value in [("lora_alpha", config.get("lora_alpha", _DEFAULT_ALPHA)), *_items(config, "alpha_pattern")]:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST_ALPHA:
             yield f"`{key}` must be a number, not {value!r}"
     for key in ("target_modules", "exclude_modules", "layers_pattern"):
         value = config.get(key)

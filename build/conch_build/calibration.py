@@ -32,7 +32,7 @@ def calibration_samples(settings: Calibration, tokenizer: Any, model: Any, *, se
     if settings.data == "self":
         return _own_generations(settings.samples, max_length, tokenizer, model, seed)
     samples: list[Any] = []
-    for text in _texts(settings.data, tokenizer):
+    for text in texts(settings.data, tokenizer):
         ids = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
         if len(ids) > 1:
             samples.append(torch.tensor(ids, dtype=torch.int64))
@@ -48,7 +48,8 @@ def builtin_texts() -> list[str]:
     return BUILTIN_TEXTS.read_text(encoding="utf-8").rstrip("\n").split(_SEPARATOR)
 
 
-def _texts(data: str, tokenizer: Any) -> Iterator[str]:
+def texts(data: str, tokenizer: Any) -> Iterator[str]:
+    """The texts of `builtin` or of a file; `tokenizer` writes chat messages as text. Raises InputError."""
     if data == "builtin":
         yield from builtin_texts()
         return

@@ -1,12 +1,14 @@
-"""The model families that can be compiled: architecture names, configs made complete, the tensors each must bring.
+"""The model families: architecture names, configs made complete, the tensors each must bring.
 
-Shapes only; knows nothing of files, nor of how a family is computed.
+Shapes only; knows nothing of files, nor of how a family is computed. Those of GPUs alone are in `gpu_families`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+from conch_build import gpu_families
 
 if TYPE_CHECKING:
     from conch_build.model_info import ModelInfo
@@ -30,6 +32,9 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
 
 COMPILABLE = frozenset(ACTIVATIONS)
 """Architectures that the openvino backend compiles, as `config.json` names them."""
+
+ON_GPUS = COMPILABLE | gpu_families.GPU_ONLY
+"""Architectures whose weights are known here, so that a GPU plan of them can be sized."""
 
 _SYNONYMS = {"silu": ("swish",)}
 
@@ -63,12 +68,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768,
         "norm_topk_prob": False,
     },
+    **gpu_families.DEFAULTS,
 }
 """By `model_type`: what transformers takes where the config is silent, which it is wherever that value is meant."""
 
 EXPERTS: dict[str, tuple[str | None, str]] = {
     "mixtral": ("num_local_experts", "intermediate_size"),
     "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+    **gpu_families.EXPERTS,
 }
 """`model_type` of mixtures of experts -> the config's keys of how many there are and how wide one is."""
 
@@ -122,37 +129,53 @@ def expected_tensors(info: ModelInfo) -> dict[str, Shape]:
     }
     if not info.tied_embeddings:
         tensors[HEAD] = (info.vocab_size, info.hidden_size)
-    layer = {**_attention(info), **_mlp(info), **_norms(info)}
-    for index in range(info.num_layers):
+    for index, layer in enumerate(layers(info)):
         tensors.update({f"model.layers.{index}.{name}": shape for name, shape in layer.items()})
     return tensors
 
 
+def layers(info: ModelInfo) -> Iterator[dict[str, Shape]]:
+    """Name within a layer -> shape, layer by layer; equal layers share a mapping."""
+    usual = {**_attention(info), **_mlp(info), **_norms(info)}
+    dense = {**_attention(info), **_dense_mlp(info), **_norms(info)} if info.dense_layers else usual
+    for index in range(info.num_layers):
+        yield dense if index in info.dense_layers else usual
+
+
+def chosen_biases(info: ModelInfo) -> dict[str, Shape]:
+    """Name within a layer -> shape of the biases that its config asks for beside those of the family."""
+    weights = {**_attention(info), **_mlp(info)}
+    chosen = [("self_attn.", info.attention_bias), ("mlp.", info.mlp_bias)]
+    names = [name for prefix, has in chosen if has for name in weights if name.startswith(prefix)]
+    biases = {name.replace(".weight", ".bias"): weights[name][:1] for name in names if name.endswith("_proj.weight")}
+    return {name: shape for name, shape in biases.items() if name not in weights}
+
+
 def linear_layers(info: ModelInfo) -> Iterator[str]:
     """Names of the layers that are quantized: all that multiply by a matrix, but head and routers."""
-    for index in range(info.num_layers):
-        for name in _linear(info):
+    for index, layer in enumerate(layers(info)):
+        for name in _linear(layer):
             yield f"model.layers.{index}.{name}"
 
 
 def linear_widths(info: ModelInfo) -> dict[str, int]:
     """Input width of the linear layers that are quantized, by the layers' names."""
     names: dict[int, dict[str, None]] = {}
-    for name, shape in _linear(info).items():
-        names.setdefault(shape[1], {})[name.rpartition(".")[2]] = None  # each name once, as experts share theirs
+    for layer in {id(layer): layer for layer in layers(info)}.values():
+        for name, shape in _linear(layer).items():
+            names.setdefault(shape[1], {})[name.rpartition(".")[2]] = None  # each name once, as experts share theirs
     return {", ".join(found): width for width, found in names.items()}
 
 
-def _linear(info: ModelInfo) -> dict[str, Shape]:
-    weights = {**_attention(info), **_mlp(info)}
+def _linear(layer: Mapping[str, Shape]) -> dict[str, Shape]:
     return {
-        name.removesuffix(".weight"): shape
-        for name, shape in weights.items()
-        if len(shape) == 2 and name not in _ROUTERS
+        name.removesuffix(".weight"): shape for name, shape in layer.items() if len(shape) == 2 and name not in _ROUTERS
     }
 
 
 def _attention(info: ModelInfo) -> dict[str, Shape]:
+    if info.latent is not None:
+        return gpu_families.latent_attention(info)
     hidden = info.hidden_size
     queries, keys = info.num_attention_heads * info.head_dim, info.num_kv_heads * info.head_dim
     output: dict[str, Shape] = {"self_attn.o_proj.weight": (hidden, queries)}
@@ -161,14 +184,14 @@ def _attention(info: ModelInfo) -> dict[str, Shape]:
     sizes = {"q": queries, "k": keys, "v": keys}
     tensors: dict[str, Shape] = {f"self_attn.{part}_proj.weight": (size, hidden) for part, size in sizes.items()}
     tensors.update(output)
-    if info.architecture == "Qwen2ForCausalLM":
+    if info.architecture in ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"):
         tensors.update({f"self_attn.{part}_proj.bias": (size,) for part, size in sizes.items()})
     if info.architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM"):
         tensors.update({f"self_attn.{part}_norm.weight": (info.head_dim,) for part in "qk"})
-    return tensors
+    return tensors | gpu_families.beside_attention(info)
 
 
-_ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight")
+_ROUTERS = ("mlp.gate.weight", "block_sparse_moe.gate.weight", "mlp.shared_expert_gate.weight")
 
 
 def _mlp(info: ModelInfo) -> dict[str, Shape]:
@@ -183,11 +206,19 @@ def _mlp(info: ModelInfo) -> dict[str, Shape]:
     if not info.num_experts:
         return {f"{module}.{name}.weight": shape for name, shape in zip(names, shapes, strict=True)}
     router: dict[str, Shape] = {f"{module}.gate.weight": (info.num_experts, hidden)}
+    router |= gpu_families.beside_experts(info)
     return router | {
         f"{module}.experts.{expert}.{name}.weight": shape
         for expert in range(info.num_experts)
         for name, shape in zip(names, shapes, strict=True)
     }
+
+
+def _dense_mlp(info: ModelInfo) -> dict[str, Shape]:
+    """Of the layers without experts in a mixture of experts."""
+    hidden, inner = info.hidden_size, info.dense_intermediate_size
+    shapes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    return {f"mlp.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def _norms(info: ModelInfo) -> dict[str, Shape]:

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,13 @@ _CHUNK_BYTES = 1 << 22
 def home() -> Path:
     """Conch's own folder: `$CONCH_HOME`, else `.conch` under the current directory."""
     return Path(os.environ.get("CONCH_HOME") or ".conch").absolute()
+
+
+def expanded(value: str) -> Path:
+    """A path with its `~` resolved; that of a user who is not known stays as it is written, and is not found."""
+    with suppress(RuntimeError):
+        return Path(value).expanduser()
+    return Path(value)
 
 
 def impostor(path: Path) -> CheckpointError | None:

@@ -8,7 +8,9 @@ from conch_build.errors import CheckpointError
 from conch_build.extras import require
 from conch_build.plan import Model
 
-_WANTED = ["*.json", "*.jinja", "*.txt", "*.safetensors"]
+_DESCRIPTION = ["*.json", "*.jinja", "*.txt"]
+_WANTED = [*_DESCRIPTION, "*.safetensors"]
+_INDEX = "*.safetensors.index.json"
 _UNWANTED = ["*/*", "consolidated*"]
 """Other formats in sub-folders, and Mistral's second copy of the weights."""
 
@@ -19,12 +21,17 @@ def hub_snapshot(model: Model) -> Path:
     return _download(model, wanted)
 
 
+def hub_description(model: Model) -> Path:
+    """Config and tokenizer of a hub id, no weights and no list of them."""
+    return _download(model, _DESCRIPTION, _INDEX)
+
+
 def hub_config(model: Model) -> Path:
     """Only `config.json` of a hub id: its facts before gigabytes are downloaded."""
     return _download(model, ["config.json"]) / "config.json"
 
 
-def _download(model: Model, wanted: list[str]) -> Path:
+def _download(model: Model, wanted: list[str], *unwanted: str) -> Path:
     require("a hub id", "build", "huggingface_hub")
     from huggingface_hub import errors, snapshot_download
 
@@ -37,7 +44,7 @@ def _download(model: Model, wanted: list[str]) -> Path:
                 model.checkpoint,
                 revision=model.revision,
                 allow_patterns=wanted,
-                ignore_patterns=_UNWANTED,
+                ignore_patterns=[*_UNWANTED, *unwanted],
             )
         )
     except errors.GatedRepoError:

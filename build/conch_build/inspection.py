@@ -1,10 +1,13 @@
-"""Whether a local checkpoint is whole, safe and fit to be compiled: its JSON files and weight headers say.
+"""Whether a local checkpoint is whole, safe and fit for a backend: its JSON files and weight headers say.
 
-Loads no weights and imports no model code. What is wrong is collected, so that a person sees it all at once.
+For a GPU, config.json alone is enough to check a plan; and what TensorRT-LLM reads may be quantized in more ways than
+are known here, so that tensors of such checkpoints are not compared one by one. Loads no weights and imports no model
+code. What is wrong is collected, so that a person sees it all at once.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
@@ -12,18 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from conch_build.compile.openvino.layouts import Wanted, layout_of, wanted_tensors
+from conch_build.config_types import wrong_types
 from conch_build.errors import CheckpointError
-from conch_build.families import COMPILABLE, HEAD, complete, expected_tensors, refusal
+from conch_build.families import COMPILABLE, HEAD, ON_GPUS, complete, expected_tensors, refusal
 from conch_build.files import read_json
-from conch_build.model_info import ModelInfo, model_info
-from conch_build.weights import Weights, read_weights
+from conch_build.model_info import ModelInfo, counted_parameters, model_info
+from conch_build.weights import Weights, has_weights, read_weights
 
 
-def inspect(folder: Path, *, trust_remote_code: bool = False) -> tuple[ModelInfo | None, list[CheckpointError]]:
-    """Read the checkpoint in `folder`: its facts if they can be known, and all that is wrong with it."""
+def inspect(
+    folder: Path, *, trust_remote_code: bool = False, on_gpu: bool = False, needs_weights: bool = True
+) -> tuple[ModelInfo | None, list[CheckpointError]]:
+    """Read the checkpoint in `folder`: its facts if they can be known, and all that is wrong with it.
+
+    `on_gpu`: for TensorRT-LLM instead of the CPU engine; `needs_weights`: config.json alone will not do.
+    """
+    if not needs_weights and not has_weights(folder):
+        return _described(folder, trust_remote_code)
     problems: list[CheckpointError] = []
-    config = _read(folder / "config.json", problems)
-    generation = _read(folder / "generation_config.json", problems, needed=False) or {}
+    config = _read_config(folder / "config.json", problems)
+    generation = _read_config(folder / "generation_config.json", problems, needed=False) or {}
     tokenizer_config = _read(folder / "tokenizer_config.json", problems, needed=False) or {}
     ids = _read_token_ids(folder, problems)
     weights = read_weights(folder, problems)
@@ -31,12 +42,14 @@ def inspect(folder: Path, *, trust_remote_code: bool = False) -> tuple[ModelInfo
         return None, problems
     if not trust_remote_code:
         problems += _remote_code(folder, config, tokenizer_config)
-    if not _supported(folder, config, problems) or weights is None:
+    if not _supported(folder, config, problems, on_gpu) or weights is None:
         return None, problems
     try:
         info = model_info(folder, config, generation, tokenizer_config, ids, weights)
     except CheckpointError as error:
         return None, [*problems, error]
+    if on_gpu and (info.quantization is not None or info.architecture not in COMPILABLE):
+        return (None if problems else replace(info, parameters=counted_parameters(info))), problems
     try:
         layout = layout_of(info.quantization, folder) if info.quantization else None
         dense = expected_tensors(info)
@@ -49,6 +62,33 @@ def inspect(folder: Path, *, trust_remote_code: bool = False) -> tuple[ModelInfo
     if layout is not None:  # packed tensors hold several weights an element
         info = replace(info, parameters=sum(map(prod, dense.values())))
     return (None if problems else info), problems
+
+
+def _described(folder: Path, trust_remote_code: bool) -> tuple[ModelInfo | None, list[CheckpointError]]:
+    """A checkpoint without weights: what its JSON files say, which may lack all but config.json."""
+    problems: list[CheckpointError] = []
+    config = _read_config(folder / "config.json", problems)
+    generation = _read_config(folder / "generation_config.json", problems, needed=False) or {}
+    tokenizer_config = _read(folder / "tokenizer_config.json", problems, needed=False) or {}
+    ids = _read_token_ids(folder, problems) if (folder / "tokenizer.json").is_file() else {}
+    if config is None:
+        return None, problems
+    if not trust_remote_code:
+        problems += _remote_code(folder, config, tokenizer_config)
+    if not _supported(folder, config, problems, on_gpu=True) or problems:
+        return None, problems
+    try:
+        return model_info(folder, config, generation, tokenizer_config, ids, None), []
+    except CheckpointError as error:
+        return None, [error]
+
+
+def _read_config(path: Path, problems: list[CheckpointError], *, needed: bool = True) -> dict[str, Any] | None:
+    """None also where a value is of another type than its key promises: nothing could be made of it."""
+    config = _read(path, problems, needed=needed)
+    wrong = [] if config is None else list(wrong_types(config, path))
+    problems += wrong
+    return None if wrong else config
 
 
 def _read(path: Path, problems: list[CheckpointError], *, needed: bool = True) -> dict[str, Any] | None:
@@ -88,7 +128,8 @@ def _read_token_ids(folder: Path, problems: list[CheckpointError]) -> dict[str, 
         vocab = tokenizer["model"]["vocab"]
         if isinstance(vocab, list):  # Unigram: [token, score] pairs in the order of their ids
             vocab = {token: index for index, (token, _) in enumerate(vocab)}
-        return {**vocab, **{entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", [])}}
+        added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", [])}
+        return {str(token): operator.index(number) for token, number in {**vocab, **added}.items()}
     except (KeyError, TypeError, ValueError):
         problems.append(
             CheckpointError(
@@ -113,10 +154,16 @@ def _remote_code(folder: Path, *configs: Mapping[str, Any]) -> Iterable[Checkpoi
         )
 
 
-def _supported(folder: Path, config: Mapping[str, Any], problems: list[CheckpointError]) -> bool:
+_UNKNOWN = {False: "which cannot be compiled", True: "whose weights Conch cannot count, nor say where they fit"}
+
+
+def _supported(folder: Path, config: Mapping[str, Any], problems: list[CheckpointError], on_gpu: bool) -> bool:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if name in COMPILABLE:
+    known = ON_GPUS if on_gpu else COMPILABLE
+    if on_gpu and name in known:
+        return True
+    if name in known:
         reason = refusal(complete(config))
         if reason:
             problems.append(
@@ -130,9 +177,9 @@ def _supported(folder: Path, config: Mapping[str, Any], problems: list[Checkpoin
         return True
     problems.append(
         CheckpointError(
-            f"is a {name}, which cannot be compiled" if name else "names no architecture",
+            f"is a {name}, {_UNKNOWN[on_gpu]}" if name else "names no architecture",
             where=str(folder / "config.json"),
-            fix=f"Choose a model of one of these: {', '.join(sorted(COMPILABLE))}.",
+            fix=f"Choose a model of one of these: {', '.join(sorted(known))}.",
             rule="checkpoint.architecture",
         )
     )

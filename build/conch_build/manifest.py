@@ -5,6 +5,7 @@ Plain frozen records. Knows nothing of how artifacts are made or where they are 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +19,23 @@ Kind = Literal["checkpoint", "quantized", "engine", "repository"]
 ARTIFACT_FILE = "manifest.json"
 ENGINE_FILE = "engine.json"
 DRAFT_DIR = "draft"
+ENGINE_DIR = "engine"
+LORA_DIR = "lora"
+TOKENIZER_DIR = "tokenizer"
+XGRAMMAR_FILE = "xgrammar_tokenizer_info.json"
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+"""What of a checkpoint an engine keeps beside it, to read and write text."""
+
 SCHEMA = 1
 
 
@@ -174,7 +192,103 @@ class EngineManifest(_Record):
         return _load(cls, folder / ENGINE_FILE)
 
 
-_R = TypeVar("_R", ArtifactManifest, EngineManifest)
+class GpuLimits(_Record):
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    max_queue_size: int
+    chunked_prefill: bool
+
+
+class GpuParallel(_Record):
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """GPUs, and so MPI ranks, of one engine."""
+        return self.tensor * self.pipeline
+
+
+class GpuSpeculation(_Record):
+    method: str = "none"
+    """As the plan names it. `tensorrt` with `draft`: the draft model's engine lies in the folder DRAFT_DIR."""
+    max_draft_len: int = 0
+
+
+class GpuKvCache(_Record):
+    dtype: str
+    """`fp8`, `int8`, `nvfp4`, or that of the activations."""
+    tokens_per_block: int
+    reuse: bool
+
+
+class GpuAdapter(_Record):
+    name: str
+    id: int
+    """From 1: `lora_task_id` of a request, and the adapter's folder in LORA_DIR."""
+
+
+class GpuLora(_Record):
+    max_rank: int
+    target_modules: list[str]
+    """TensorRT-LLM's names, as `attn_q`."""
+    adapters: list[GpuAdapter]
+
+
+class GpuEngineManifest(_Record):
+    """`engine.json` of the backends `tensorrt` and `pytorch`: what was built, for which GPU, by which release.
+
+    Beside it lies TOKENIZER_DIR; of tensorrt also ENGINE_DIR, which is what `trtllm-build` wrote, LORA_DIR where there
+    are adapters, and XGRAMMAR_FILE, which guided decoding needs.
+    """
+
+    schema_version: int = Field(default=SCHEMA, alias="schema")
+    name: str
+    backend: Literal["tensorrt", "pytorch"]
+    tensorrt_llm: str
+    """Release that built it, and the only one that can serve it."""
+    container: str
+    """Image in which it was built."""
+    gpu: str
+    """Key of `gpus.GPUS`."""
+    architecture: str
+    dtype: str
+    """Of activations, logits aside: `float16` or `bfloat16`. LoRA weights have the same."""
+    vocab_size: int
+    end_ids: list[int]
+    bos_id: int | None
+    pad_id: int | None
+    limits: GpuLimits
+    parallel: GpuParallel = GpuParallel()
+    quantization: EngineQuantization
+    kv_cache: GpuKvCache
+    speculation: GpuSpeculation = GpuSpeculation()
+    lora: GpuLora | None = None
+    """None: the engine takes no adapters."""
+    checkpoint: EngineCheckpoint = EngineCheckpoint()
+    versions: dict[str, str] = {}
+
+    def save(self, folder: Path) -> None:
+        (folder / ENGINE_FILE).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> GpuEngineManifest:
+        """Raises StoreError when the file is missing, damaged or of a later schema."""
+        return _load(cls, folder / ENGINE_FILE)
+
+
+def engine_manifest(folder: Path) -> EngineManifest | GpuEngineManifest:
+    """`engine.json` of any backend. Raises StoreError when it is missing, damaged or of a later schema."""
+    try:
+        on_gpu = json.loads((folder / ENGINE_FILE).read_bytes())["backend"] != "openvino"
+    except (OSError, ValueError, KeyError, TypeError):
+        on_gpu = False  # what is wrong with it, the reader below says
+    return GpuEngineManifest.load(folder) if on_gpu else EngineManifest.load(folder)
+
+
+_R = TypeVar("_R", ArtifactManifest, EngineManifest, GpuEngineManifest)
 
 
 def _load(record: type[_R], path: Path) -> _R:

@@ -1,21 +1,35 @@
 """What a checkpoint is: architecture, sizes, end tokens, from its parsed JSON files and weight headers.
 
-Whether the files are whole and fit to be compiled is for `inspection`.
+Where there are no weights yet, they are counted from the config. Whether the files are whole and fit to be compiled is
+for `inspection`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from conch_build.errors import CheckpointError
-from conch_build.families import EMBEDDING, EXPERTS, HEAD, complete
+from conch_build.config_types import LARGEST_SIZE, MOST_EXPERTS, MOST_LAYERS, config_error
+from conch_build.families import EMBEDDING, EXPERTS, HEAD, chosen_biases, complete, expected_tensors
 from conch_build.files import read_json
 from conch_build.weights import Weights
 
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention: what is cached of a token is one vector for all heads, and one rotated key."""
+
+    kv_rank: int
+    rope_head_dim: int
+    nope_head_dim: int
+    value_head_dim: int
+    query_rank: int
+    """0: queries are projected in one step."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,20 @@ class ModelInfo:
     """How the checkpoint is already quantized, as its config says."""
     notes: tuple[str, ...] = ()
     """What is odd but workable."""
+    weights_present: bool = True
+    """False: config.json alone is there, and `parameters` and `weight_bytes` are computed from it."""
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    """Biases that the config asks for; those that a family always has aside."""
+    experts_per_token: int = 0
+    dense_layers: frozenset[int] = frozenset()
+    """Layers of a mixture of experts that have none."""
+    dense_intermediate_size: int = 0
+    """Of those layers' MLP."""
+    shared_intermediate_size: int = 0
+    """Of the expert that every token goes through, if there is one."""
+    latent: Latent | None = None
+    """None: keys and values are cached as they are."""
 
 
 def model_info(
@@ -62,9 +90,9 @@ def model_info(
     generation: Mapping[str, Any],
     tokenizer_config: Mapping[str, Any],
     ids: Mapping[str, int],
-    weights: Weights,
+    weights: Weights | None,
 ) -> ModelInfo:
-    """The facts of a checkpoint from its parsed files; `ids` is its tokenizer's vocabulary.
+    """The facts of a checkpoint from its parsed files; `ids` is its tokenizer's vocabulary, `weights` None: not there.
 
     Raises CheckpointError if a size in the config is unusable.
     """
@@ -77,9 +105,10 @@ def model_info(
     heads = number("num_attention_heads")
     experts, inner = EXPERTS.get(str(config.get("model_type")), (None, "intermediate_size"))
     tied = bool(config.get("tie_word_embeddings", False))
-    embedding = weights.tensors.get(EMBEDDING)
-    stored_twice = tied and HEAD in weights.tensors
-    return ModelInfo(
+    tensors = weights.tensors if weights else {}
+    embedding = tensors.get(EMBEDDING)
+    stored_twice = tied and HEAD in tensors
+    info = ModelInfo(
         architecture=config["architectures"][0],
         model_type=str(config.get("model_type", "")),
         num_layers=number("num_hidden_layers"),
@@ -100,11 +129,66 @@ def model_info(
         bos_id=_first_id(config.get("bos_token_id"), generation.get("bos_token_id")),
         pad_id=_first_id(config.get("pad_token_id"), generation.get("pad_token_id")),
         chat_template=_has_chat_template(folder, tokenizer_config),
-        parameters=sum(t.size for name, t in weights.tensors.items() if not (stored_twice and name == HEAD)),
+        parameters=sum(t.size for name, t in tensors.items() if not (stored_twice and name == HEAD)),
         embedding_parameters=embedding.size if embedding else 0,
-        weight_bytes=weights.byte_count,
+        weight_bytes=weights.byte_count if weights else 0,
         quantization=stored_quantization(folder, config),
         notes=tuple(_notes(config, weights, stored_twice, ids)),
+        weights_present=weights is not None,
+        attention_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        experts_per_token=number("num_experts_per_tok") if experts else 0,
+        dense_layers=_dense_layers(config) if experts else frozenset(),
+        dense_intermediate_size=number("intermediate_size") if experts else 0,
+        shared_intermediate_size=_shared_size(config, number),
+        latent=_latent(config, number),
+    )
+    if info.num_layers * info.num_experts > MOST_EXPERTS:
+        what = f"{info.num_layers:,} layers of {info.num_experts:,} experts are more than a model can have"
+        raise config_error(what, folder / "config.json")
+    return info if weights else _counted(info)
+
+
+def counted_parameters(info: ModelInfo) -> int:
+    """Every weight that the config describes, biases included; a tied head counts once.
+
+    Multi-token-prediction layers that some checkpoints bring beside the model are not part of it.
+    """
+    biases = info.num_layers * sum(prod(shape) for shape in chosen_biases(info).values())
+    return biases + sum(prod(shape) for shape in expected_tensors(info).values())
+
+
+def _counted(info: ModelInfo) -> ModelInfo:
+    parameters = counted_parameters(info)
+    size = 4 if info.dtype == "float32" else 2
+    embedding = info.vocab_size * info.hidden_size
+    return replace(info, parameters=parameters, embedding_parameters=embedding, weight_bytes=size * parameters)
+
+
+def _dense_layers(config: Mapping[str, Any]) -> frozenset[int]:
+    count, step = config["num_hidden_layers"], config.get("decoder_sparse_step") or 1
+    first = int(config.get("first_k_dense_replace") or 0)
+    named = {index for index in config.get("mlp_only_layers") or () if isinstance(index, int)}
+    return frozenset(
+        index for index in range(count) if index < first or index in named or (step > 1 and (index + 1) % step)
+    )
+
+
+def _shared_size(config: Mapping[str, Any], number: Callable[[str], int]) -> int:
+    if config.get("model_type") == "deepseek_v3":
+        return number("moe_intermediate_size") * int(config.get("n_shared_experts") or 0)
+    return int(config.get("shared_expert_intermediate_size") or 0)
+
+
+def _latent(config: Mapping[str, Any], number: Callable[[str], int]) -> Latent | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    return Latent(
+        kv_rank=number("kv_lora_rank"),
+        rope_head_dim=number("qk_rope_head_dim"),
+        nope_head_dim=number("qk_nope_head_dim"),
+        value_head_dim=number("v_head_dim"),
+        query_rank=config.get("q_lora_rank") or 0,
     )
 
 
@@ -129,12 +213,10 @@ def whole_number(config: Mapping[str, Any], key: str, default: int | None = None
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(
-            f"`{key}` must be a whole number above 0, not {value!r}",
-            where=str(where),
-            fix="Restore the model's own config.json.",
-            rule="checkpoint.config",
-        )
+        raise config_error(f"`{key}` must be a whole number above 0, not {value!r}", where)
+    most = MOST_LAYERS if key == "num_hidden_layers" else LARGEST_SIZE
+    if value > most:
+        raise config_error(f"`{key}` is more than the {most:,} that a model can have", where)
     return value
 
 
@@ -173,8 +255,10 @@ def stored_quantization(folder: Path, config: Mapping[str, Any]) -> Mapping[str,
     return read_json(exported).get("quantization") if exported.is_file() else None
 
 
-def _notes(config: Mapping[str, Any], weights: Weights, stored_twice: bool, ids: Mapping[str, int]) -> Iterable[str]:
-    if stored_twice and not weights.same_bytes(EMBEDDING, HEAD):
+def _notes(
+    config: Mapping[str, Any], weights: Weights | None, stored_twice: bool, ids: Mapping[str, int]
+) -> Iterable[str]:
+    if weights and stored_twice and not weights.same_bytes(EMBEDDING, HEAD):
         yield f"`{HEAD}` differs from the `{EMBEDDING}` it is tied to; the embedding is used for both"
     largest = max(ids.values(), default=0)
     if largest >= config["vocab_size"]:

@@ -8,18 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from conch_build.errors import PlanError
+from conch_build.files import expanded
 from conch_build.units import ByteSize, Duration
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+_INT32 = (1 << 31) - 1
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
+_UNREADABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\ud800-\\udfff]")
+
+
+def _a_place(value: str) -> str:
+    """Refuse what no file can be called, before a file is looked for."""
+    if not value.strip():
+        raise ValueError("it is empty")
+    if "\n" in value or "\t" in value:
+        raise ValueError(f"{value!r} is more than one line or column")
+    if len(value.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in value.split("/")):
+        raise ValueError(f"{value[:20]!r}... is too long for the name of a file")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=_INT32, strict=True)]
+"""What the tools behind a plan hold in 32 bits."""
+Gpus = Annotated[int, Field(ge=1, le=4096, strict=True)]
+"""GPUs, or ranks and servers that have some each."""
+Place = Annotated[str, AfterValidator(_a_place)]
+"""A path, or a name that stands for one."""
 Port = Annotated[int, Field(ge=0, le=65535, strict=True)]
 
 QuantFormat = Literal["none", "int8", "int8_sq", "int4_awq", "fp8", "nvfp4", "w4a8_awq"]
@@ -33,15 +56,15 @@ class _Part(BaseModel):
 class Target(_Part):
     gpu: str | None = None
     """The GPU that the engine will run on, as `h100`; the backends `tensorrt` and `pytorch` need it."""
-    gpus_per_node: Count = 8
+    gpus_per_node: Gpus = 8
     tensorrt_llm: str = "auto"
     """Release of TensorRT-LLM, as `1.2.1`. `auto`: the one that is installed, else the last that has the backend."""
-    container: str = "auto"
+    container: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$")] = "auto"
     """Image in which engines are built and served. `auto`: the newest one with that release."""
 
 
 class Model(_Part):
-    checkpoint: str
+    checkpoint: Place
     """A local Hugging Face directory, a hub id, a `.gguf` file, or `sample`."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
@@ -52,7 +75,7 @@ class Model(_Part):
 
 
 class Calibration(_Part):
-    data: str = "builtin"
+    data: Place = "builtin"
     """`builtin`, `self` (the model's own generations), or a `.txt`/`.jsonl` file."""
     samples: Count = 64
     max_length: Count = 512
@@ -88,15 +111,15 @@ class KvCache(_Part):
 
 
 class Parallel(_Part):
-    tensor: Count = 1
-    pipeline: Count = 1
-    expert: Count = 1
+    tensor: Gpus = 1
+    pipeline: Gpus = 1
+    expert: Gpus = 1
     """Of a mixture of experts: its experts are spread over so many of the `tensor` GPUs."""
 
 
 class Speculation(_Part):
     method: Literal["none", "draft", "ngram", "eagle3", "mtp", "medusa", "lookahead"] = "none"
-    checkpoint: str | None = None
+    checkpoint: Place | None = None
     """Of the draft model, EAGLE-3 head or Medusa heads; `conch draft` makes a draft."""
     max_draft_len: Count = 4
     """Tokens guessed at most, to be verified in one step."""
@@ -109,7 +132,7 @@ class Lora(_Part):
     """Largest rank that an adapter may have; memory and time of a slot grow with it."""
     max_loaded: Count = 4
     """Adapters that are in memory at once; the one that was not used for longest makes room."""
-    adapters: dict[str, str] = Field(default_factory=dict)
+    adapters: dict[str, Place] = Field(default_factory=dict)
     """Name -> PEFT directory. Requests choose one by its name as their model."""
     target_modules: list[str] | None = None
     """TensorRT-LLM's names (`attn_q`, ...). None: those of the adapters."""
@@ -146,16 +169,16 @@ class Triton(_Part):
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
-    instances: Count = 1
+    instances: Gpus = 1
     """Engines beside each other on one node, each with GPUs of its own."""
     launch: Literal["leader", "orchestrator"] = "leader"
     """tensorrt: one server a rank, or one that spawns its workers."""
 
 
 class Workers(_Part):
-    instances: Count = 1
-    tensor: Count = 1
-    pipeline: Count = 1
+    instances: Gpus = 1
+    tensor: Gpus = 1
+    pipeline: Gpus = 1
     llm_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the LLM API for these workers alone."""
 
@@ -166,7 +189,7 @@ class Disaggregated(_Part):
     generation: Workers = Workers()
     """Workers that write answers."""
     router: Literal["round_robin", "load_balancing", "kv_cache_aware"] = "round_robin"
-    max_local_prefill_length: Annotated[int, Field(ge=0, strict=True)] = 0
+    max_local_prefill_length: Annotated[int, Field(ge=0, le=_INT32, strict=True)] = 0
     """Prompts up to so many tokens are read by the generation workers themselves."""
     port: Port = 8000
     """Of the proxy."""
@@ -178,6 +201,10 @@ class Gateway(_Part):
     host: str = "127.0.0.1"
     port: Port = 8080
     """0 takes a free one."""
+    tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args"] = "auto"
+    """How the model writes calls of tools; auto: its chat template says."""
+    unknown_parameters: Literal["refuse", "warn"] = "refuse"
+    """What becomes of request parameters that the gateway does not know."""
 
 
 class Serving(_Part):
@@ -231,6 +258,8 @@ def parse_plan(text: str, *, source: str = "plan", folder: Path | None = None) -
         raise PlanError("is not YAML that can be read: it is nested too deeply", where=source) from None
     except yaml.YAMLError as error:
         raise PlanError(f"is not YAML: {_one_line(error)}", where=source) from None
+    except ValueError as error:  # a date that there is not, a number of thousands of digits
+        raise PlanError(f"holds a value that cannot be read: {error}", where=source) from None
     if not isinstance(data, dict):
         what = "must be a YAML mapping with `name` and `model`"
         raise PlanError(what, where=source, fix="`conch init` writes one.")
@@ -257,7 +286,14 @@ def plan_schema() -> dict[str, Any]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML that refuses a key written twice: the first value would be lost in silence."""
+    """YAML that refuses a key written twice, whose first value would be lost in silence, and text that no file, command
+    or terminal can take."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if isinstance(value, str) and (found := _UNREADABLE.search(value)):
+            raise yaml.MarkedYAMLError(None, None, f"{found[0]!r} is no character of text", node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -306,10 +342,11 @@ def _plan_location(problem: Any) -> Iterator[str]:
         field = part.model_fields.get(str(name))
         if field is None:
             return
+        inner = _part_in(field.annotation)
         if typing.get_origin(field.annotation) is dict:
             yield from map(str, names)
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            part = field.annotation
+        elif inner is not None:
+            part = inner
         else:
             return
 
@@ -340,18 +377,26 @@ def _part_at(location: tuple[Any, ...]) -> type[BaseModel] | None:
     """The part of the plan at a location; None where its keys are free."""
     part: type[BaseModel] = Plan
     for name in location:
-        annotation = part.model_fields[str(name)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = _part_in(part.model_fields[str(name)].annotation)
+        if inner is None:
             return None
-        part = annotation
+        part = inner
     return part
+
+
+def _part_in(annotation: Any) -> type[BaseModel] | None:
+    """The part of the plan that a key holds, also where it may be left empty; None: it holds none."""
+    for kind in (annotation, *typing.get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def _anchored(plan: Plan, folder: Path) -> Plan:
     """Paths in the plan made absolute: they are written from the plan's own folder."""
 
     def here(value: str) -> str:
-        return str((folder / Path(value).expanduser()).absolute())
+        return str((folder / expanded(value)).absolute())
 
     def anchor(value: str) -> str:
         looks_local = value.startswith((".", "/", "~")) or Path(here(value)).exists()

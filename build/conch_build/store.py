@@ -135,7 +135,7 @@ class Store:
         """
         everything = {**inputs, "versions": dict(versions or {})}
         key = artifact_key(kind, name, everything)
-        path = self.root / kind / f"{name}-{key[:_SHORT]}"
+        path = self.path_of(kind, name, key)
         if not force and isinstance(found := self._examine(path), Artifact):
             return found
         with plain_errors(path):
@@ -150,6 +150,18 @@ class Store:
                     self._say(f"{found.where} {found.what}; building it again")
                 manifest = self._build(path, kind, name, key, everything, make)
         return Artifact(path, manifest, reused=False)
+
+    def peek(
+        self, kind: Kind, name: str, inputs: Mapping[str, Any], versions: Mapping[str, str] | None = None
+    ) -> Artifact | None:
+        """The whole artifact of `inputs`, if it is there; builds nothing and waits for nobody."""
+        key = artifact_key(kind, name, {**inputs, "versions": dict(versions or {})})
+        found = self._examine(self.path_of(kind, name, key))
+        return found if isinstance(found, Artifact) else None
+
+    def path_of(self, kind: Kind, name: str, key: str) -> Path:
+        """Where the artifact of a key is, or would be."""
+        return self.root / kind / f"{name}-{key[:_SHORT]}"
 
     def list(self) -> Artifacts:
         """Every artifact, by kind, oldest first. What does not read as one is left out; `say` hears of it."""

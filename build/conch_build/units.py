@@ -13,6 +13,8 @@ _BYTES = {
     **{unit + "iB": 1024**power for power, unit in enumerate(("K", "M", "G", "T"), 1)},
 }
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_MOST = float(1 << 62)
+"""Bytes or seconds that can still be counted in 64 bits."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -24,7 +26,10 @@ def _parse(value: Any, units: dict[str, float], example: str) -> float:
     factor = known.get(match[2].lower())
     if factor is None:
         raise ValueError(f"unknown unit {match[2]!r} in {value!r} (units: {', '.join(units)})")
-    return float(match[1]) * factor
+    number = float(match[1]) * factor
+    if number > _MOST:
+        raise ValueError(f"{value[:20]!r} is more than any machine has")
+    return number
 
 
 def parse_bytes(value: Any) -> int:

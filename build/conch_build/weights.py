@@ -19,6 +19,7 @@ from conch_build.units import format_bytes
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_KINDS = ("*.safetensors", "pytorch_model*.bin")
 _MAX_HEADER_BYTES = 100_000_000
 _CHUNK_BYTES = 1 << 22
 
@@ -55,6 +56,11 @@ class Weights:
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
         return all(a == b for a, b in zip(_chunks(one), _chunks(other), strict=True))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether there are any, whole or not, of any kind."""
+    return (folder / INDEX).exists() or any(True for kind in _KINDS for _ in folder.glob(kind))
 
 
 def read_weights(folder: Path, problems: list[CheckpointError]) -> Weights | None:

@@ -20,6 +20,7 @@ main = LazyGroup(
         "chat": ("conch.commands.chat:chat", "Talk to a running gateway."),
         "generate": ("conch.commands.generate:generate", "Send one prompt to a running Triton."),
         "bench": ("conch.commands.bench:bench", "Measure a running gateway: tok/s, TTFT, ITL."),
+        "gpu-check": ("conch.commands.gpu_check:gpu_check", "Try every GPU backend here; one report to send back."),
         "doctor": ("conch.commands.doctor:doctor", "Say what this machine lacks."),
     },
     help="Build LLM checkpoints into engines and serve them through Triton.",

@@ -7,7 +7,7 @@ kind of tokenizer; knows nothing of prompts, stop strings or who listens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 class IdDecoder:
     """The two things needed of a tokenizer: which ids are special, and the text of the others, untouched."""
 
-    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
-        """Takes a `tokenizers.Tokenizer` or a fast tokenizer of transformers."""
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True, kept: Collection[str] = ()) -> None:
+        """Takes a `tokenizers.Tokenizer` or a fast tokenizer of transformers. `kept`: special tokens to show."""
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         added = backend.get_added_tokens_decoder() if skip_special_tokens else {}
-        self._skipped = frozenset(token for token, entry in added.items() if entry.special)
+        self._skipped = frozenset(
+            token for token, entry in added.items() if entry.special and entry.content not in kept
+        )
         self._decode = backend.decode
 
     @classmethod

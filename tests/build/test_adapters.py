@@ -117,6 +117,8 @@ def test_weights_that_are_cut_short(adapter: Path, tiny_llama: Path) -> None:
         ({"init_lora_weights": "pissa_niter_4"}, "lora.unsupported", "changes the base model's own weights"),
         ({"r": 0}, "lora.config", "`r` must be a whole number above 0, not 0"),
         ({"lora_alpha": "16"}, "lora.config", "`lora_alpha` must be a number"),
+        ({"lora_alpha": 10**400}, "lora.config", "`lora_alpha` must be a number"),
+        ({"lora_alpha": float("nan")}, "lora.config", "`lora_alpha` must be a number"),
         ({"rank_pattern": {"q_proj": -1}}, "lora.config", "`rank_pattern.q_proj`"),
         ({"rank_pattern": 3}, "lora.config", "`rank_pattern` must be a mapping"),
         ({"target_modules": "(q_proj"}, "lora.config", "no regular expression"),

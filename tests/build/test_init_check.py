@@ -107,11 +107,11 @@ def test_names_that_yaml_would_misread_are_quoted(text: str) -> None:
 def test_check_lists_every_violation_and_exits_with_2(checkpoint: Path) -> None:
     os.truncate(checkpoint / "model.safetensors", 5000)
     Path("conch.yaml").write_text(
-        "name: a\nmodel: {checkpoint: ./checkpoint}\nengine: {backend: pytorch}\nquantization: {format: nvfp4}\n"
+        "name: a\nmodel: {checkpoint: ./checkpoint}\nengine: {parallel: {tensor: 2}}\nquantization: {format: nvfp4}\n"
     )
     done = conch("check")
     assert done.exit_code == 2
-    for part in ("backend.unavailable  engine.backend", "quant.nvfp4-needs-cuda", "checkpoint.truncated"):
+    for part in ("backend.parallel  engine.parallel", "quant.nvfp4-needs-cuda", "checkpoint.truncated"):
         assert f"error {part}" in done.stdout
     assert done.stdout.endswith("conch.yaml: 3 error(s), 0 warning(s)\n")
 

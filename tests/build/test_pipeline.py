@@ -206,7 +206,7 @@ def test_a_build_without_the_extra_says_which_one_to_install(built: Built, monke
     def nothing_installed(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("conch_build.pipeline.version", nothing_installed)
+    monkeypatch.setattr("conch_build.stages.version", nothing_installed)
     plan = plan_of(built.checkpoint, quantization={"format": "int8"})
     with pytest.raises(SetupError, match=r"`nvidia-modelopt` is missing. pip install '.\[build\]' in"):
         build(plan, Store(built.root))

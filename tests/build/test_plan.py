@@ -45,6 +45,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
     assert "known keys: backend, precision" in refusal(SMALLEST + "engine: {zzzzz: 3}")
 
 
+def test_a_part_that_may_be_left_out_names_its_keys_like_any_other() -> None:
+    message = refusal(SMALLEST + "serving: {disaggregated: {contxt: {}, generation: {tensr: 2}}}")
+    assert "`serving.disaggregated.contxt` is not a key of the plan; did you mean `context`?" in message
+    assert "`serving.disaggregated.generation.tensr` is not a key of the plan; did you mean `tensor`?" in message
+
+
 def test_a_checkpoint_in_the_models_place_is_told_where_it_belongs() -> None:
     assert "`model` is a mapping: write `checkpoint: sample` under it" in refusal("name: a\nmodel: sample\n")
 
@@ -92,6 +98,39 @@ def test_a_key_written_twice_is_refused_with_its_line() -> None:
 @pytest.mark.parametrize("name", ["a b", "", "-a", "a/b", "x" * 65])
 def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
     assert "`name`" in refusal(f"name: '{name}'\nmodel: {{checkpoint: x}}")
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (
+            "engine: {parallel: {pipeline: 1000000000000}}",
+            "`engine.parallel.pipeline` must be less than or equal",
+        ),
+        ("target: {gpus_per_node: 1000000000000}", "`target.gpus_per_node` must be less"),
+        ("serving: {disaggregated: {context: {instances: 5000}}}", "`serving.disaggregated.context.instances` must"),
+        (f"engine: {{max_batch_size: 1{'0' * 400}}}", "`engine.max_batch_size` must be less"),
+        (f"engine: {{max_batch_size: 1{'0' * 5000}}}", "holds a value that cannot be read"),
+        ("target: {tensorrt_llm: 2024-13-45}", "holds a value that cannot be read"),
+        (f"engine: {{kv_cache: {{size: {'9' * 400}TiB}}}}", "more than any machine has"),
+        (f"slo: {{ttft_p95: {'9' * 400}h}}", "more than any machine has"),
+        ("target: {container: ''}", "`target.container`"),
+        ("target: {container: 'a $(b)'}", "`target.container`"),
+        ("engine: {lora: {adapters: {a: ''}}}", "`engine.lora.adapters.a`: it is empty"),
+        ("quantization: {calibration: {data: ' '}}", "`quantization.calibration.data`: it is empty"),
+        (f"engine: {{speculation: {{checkpoint: {'x' * 300}}}}}", "too long for the name of a file"),
+        ('engine: {speculation: {checkpoint: "a\\nb"}}', "more than one line"),
+        ('target: {gpu: "h100\\0"}', "'\\x00' is no character of text"),
+        ('target: {gpu: "\\ud800"}', "'\\ud800' is no character of text"),
+    ],
+)
+def test_what_no_machine_or_file_can_be_is_refused_before_it_is_tried(plan: str, sentence: str) -> None:
+    assert sentence in refusal(SMALLEST + plan)
+
+
+def test_a_home_of_nobody_is_a_path_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "conch.yaml").write_text("name: a\nmodel: {checkpoint: ~nobody-of-this-name/x}\n")
+    assert load_plan(tmp_path / "conch.yaml").model.checkpoint.endswith("~nobody-of-this-name/x")
 
 
 def test_a_missing_file_says_how_to_write_one(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from conch_build.machine import memory_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Model, Plan, parse_plan
 from conch_build.preflight import Violation, backend, check, raise_for
-from conch_build.preflight.registry import MODEL_RULES
+from conch_build.preflight.registry import find
 from conch_build.sizing import (
     blocks_for,
     engine_weight_bytes,
@@ -44,7 +44,7 @@ def found(checkpoint: Path | str, **parts: Any) -> dict[str, Violation]:
 
 def found_for(info: ModelInfo, **parts: Any) -> dict[str, Violation]:
     plan = plan_for("unread", **parts)
-    return {violation.rule: violation for rule in MODEL_RULES for violation in rule(plan, info)}
+    return {violation.rule: violation for violation in find({"plan": plan, "info": info}, plan.engine.backend)}
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +63,6 @@ def test_a_plan_that_works_has_no_violation(tiny_llama: Path) -> None:
 
 
 BROKEN: list[tuple[str, str, dict[str, Any]]] = [
-    ("backend.unavailable", "engine.backend", {"engine": {"backend": "tensorrt"}}),
-    ("backend.unavailable", "engine.backend", {"engine": {"backend": "pytorch"}}),
     ("speculation.method", "engine.speculation.method", {"engine": {"speculation": {"method": "eagle3"}}}),
     ("speculation.method", "engine.speculation.method", {"engine": {"speculation": {"method": "lookahead"}}}),
     ("speculation.checkpoint", "engine.speculation.checkpoint", {"engine": {"speculation": {"method": "draft"}}}),
@@ -78,10 +76,21 @@ BROKEN: list[tuple[str, str, dict[str, Any]]] = [
         "engine.speculation.max_draft_len",
         {"engine": {"speculation": {"method": "ngram", "max_draft_len": 2048}}},
     ),
-    ("limits.memory", "engine.kv_cache.size", {"engine": {"kv_cache": {"concurrency": 1 << 40}}}),
+    (
+        "speculation.ngram-size",
+        "engine.speculation.max_matching_ngram_size",
+        {"engine": {"speculation": {"method": "ngram", "max_matching_ngram_size": 17}}},
+    ),
+    ("limits.memory", "engine.kv_cache.size", {"engine": {"kv_cache": {"concurrency": 1 << 30}}}),
     ("backend.parallel", "engine.parallel", {"engine": {"parallel": {"tensor": 2}}}),
     ("backend.parallel", "engine.parallel", {"engine": {"parallel": {"pipeline": 2}}}),
     ("backend.kv-dtype", "quantization.kv_cache", {"quantization": {"kv_cache": "fp8"}}),
+    ("backend.kv-dtype", "quantization.kv_cache", {"quantization": {"kv_cache": "int8"}}),
+    ("backend.fp16", "engine.precision", {"engine": {"precision": "fp16"}}),
+    ("plan.gpu-keys", "engine.build_args", {"engine": {"build_args": {"gemm_plugin": "auto"}}}),
+    ("plan.gpu-keys", "engine.llm_args", {"engine": {"llm_args": {"stream_interval": 1}}}),
+    ("plan.gpu-keys", "serving.triton.instances", {"serving": {"triton": {"instances": 2}}}),
+    ("plan.gpu-keys", "serving.disaggregated", {"serving": {"disaggregated": {}}}),
     (
         "backend.kv-dtype",
         "quantization.kv_cache",
@@ -138,7 +147,6 @@ KEPT: list[dict[str, Any]] = [
     {"quantization": {"format": "fp8"}},
     {"quantization": {"format": "int4_awq"}},
     {"quantization": {"format": "int4_awq", "group_size": 8}},
-    {"quantization": {"format": "int8", "group_size": 128}},
     {"engine": {"max_seq_len": 512, "chunked_prefill": False, "max_num_tokens": 511}},
     {"engine": {"max_num_tokens": 64, "max_batch_size": 64}},
     {"engine": {"kv_cache": {"size": "98304B"}}},
@@ -148,9 +156,10 @@ KEPT: list[dict[str, Any]] = [
     {"quantization": {"kv_cache": "bf16"}},
     {"engine": {"kv_cache": {"tokens_per_block": 32}}, "quantization": {"kv_cache": "f32"}},
     {"engine": {"speculation": {"method": "ngram", "max_draft_len": 2047}}},
+    {"engine": {"speculation": {"method": "ngram", "max_matching_ngram_size": 16}}},
     {"engine": {"kv_cache": {"concurrency": 1}}},
     {"engine": {"kv_cache": {"free_memory_fraction": 0.1}}},
-    {"engine": {"lora": {"max_rank": 8}, "speculation": {"method": "none"}}},
+    {"engine": {"lora": {"max_rank": 16}, "speculation": {"method": "none"}}},
     {"serving": {"gateway": {"host": "::1"}}},
     {"serving": {"gateway": {"host": "localhost", "port": 0}, "triton": {"http_port": 0, "grpc_port": 0}}},
     {"serving": {"triton": {"layout": "tokens"}}},
@@ -165,12 +174,12 @@ def test_a_rule_that_is_just_kept_says_nothing(tiny_llama: Path, parts: dict[str
 def test_all_violations_come_at_once(tmp_path: Path) -> None:
     violations = found(
         tmp_path / "missing",
-        engine={"backend": "tensorrt", "max_num_tokens": 1},
+        engine={"parallel": {"tensor": 2}, "max_num_tokens": 1},
         quantization={"format": "nvfp4", "calibration": {"data": str(tmp_path / "none.txt")}},
         serving={"gateway": {"host": "0.0.0.0"}},
     )
     assert set(violations) == {
-        "backend.unavailable",
+        "backend.parallel",
         "limits.num-tokens-below-batch",
         "quant.nvfp4-needs-cuda",
         "calibration.file",
@@ -198,6 +207,16 @@ def test_each_problem_of_the_checkpoint_is_a_violation_of_its_own(checkpoint: Pa
     violations = found(checkpoint)
     assert set(violations) == {"checkpoint.truncated", "checkpoint.empty-file"}
     assert all(violation.where == "model.checkpoint" for violation in violations.values())
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(checkpoint: Path, edit_json: EditJson) -> None:
+    edit_json(checkpoint / "config.json", quantization_config={"quant_method": "bitsandbytes"})
+    assert "bitsandbytes" in found(checkpoint)["checkpoint.quant-method"].message
+    edit_json(checkpoint / "config.json", quantization_config={"quant_method": "gptq", "bits": 5, "group_size": 32})
+    assert "checkpoint.quantization" in found(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors").mkdir()
+    assert "cannot be read" in found(checkpoint)["checkpoint.unreadable"].message
 
 
 def test_no_chat_template_is_a_warning(checkpoint: Path) -> None:
@@ -331,6 +350,21 @@ def test_what_no_command_reads_is_a_warning(tiny_llama: Path) -> None:
         ("plan.unused", "slo", "warning"),
         ("plan.unused", "cost", "warning"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("where", "parts"),
+    [
+        ("quantization.group_size", {"quantization": {"format": "int8", "group_size": 128}}),
+        ("engine.speculation.max_draft_len", {"engine": {"speculation": {"max_draft_len": 9}}}),
+        ("engine.speculation.max_matching_ngram_size", {"engine": {"speculation": {"max_matching_ngram_size": 2}}}),
+        ("engine.lora.max_rank", {"engine": {"lora": {"max_rank": 8}}}),
+        ("engine.lora.max_loaded", {"engine": {"lora": {"max_loaded": 8}}}),
+    ],
+)
+def test_a_key_whose_part_is_off_is_told_to_do_nothing(tiny_llama: Path, where: str, parts: dict[str, Any]) -> None:
+    violations = check(plan_for(tiny_llama, **parts))
+    assert [(v.rule, v.where, v.severity) for v in violations] == [("plan.unused", where, "warning")]
 
 
 def test_a_folder_is_no_calibration_file(tiny_llama: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -20,7 +21,6 @@ from tests.contract.triton_calls import wait_until_idle
 
 if TYPE_CHECKING:
     from conch.triton import TritonServer
-    from conch_build.pipeline import BuildResult
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,9 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 
 @contextmanager
-def running_gateway(triton: TritonServer, build: BuildResult, *options: str) -> Iterator[Gateway]:
-    command = [sys.executable, "-m", "conch.gateway", str(build.engine.path), "--port", "0", "--json"]
+def running_gateway(triton: TritonServer, engine: Path, *options: str) -> Iterator[Gateway]:
+    """A gateway process for what `engine.json` in a folder describes."""
+    command = [sys.executable, "-m", "conch.gateway", str(engine), "--port", "0", "--json"]
     command += ["--grpc-url", triton.grpc_url, "--metrics-url", triton.metrics_url, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -170,7 +170,7 @@ def test_what_no_tensor_can_hold_is_refused_before_it_is_sent() -> None:
 
 
 def test_errors_of_a_stream_that_breaks_off() -> None:
-    from conch.client import wire
+    from conch.client.reading import Reader
 
     with pytest.raises(ServiceError, match="before its final response"):
-        wire.Reader().end()
+        Reader().end()

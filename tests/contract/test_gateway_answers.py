@@ -12,6 +12,7 @@ COUNT = {"prompt": "1, 2, 3, 4, 5,", "max_tokens": 24, "temperature": 0}
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
+@pytest.mark.conforms("GEN-5")
 def test_a_stop_ends_the_answer_before_its_first_character(gateway: Gateway) -> None:
     whole = text_of(gateway.ok("completions", **COUNT))
     for stop in (whole[5:9], [whole[9:12], whole[5:12]], whole[5:8] + "#", whole[-3:] + "#", whole[0:2]):
@@ -30,6 +31,7 @@ def test_a_stop_saves_tokens_and_counts_them(gateway: Gateway) -> None:
     assert len(answer["choices"][0]["logprobs"]["tokens"]) == used
 
 
+@pytest.mark.conforms("GEN-2", "GEN-5")
 def test_end_tokens_end_the_answer_unless_ignored(gateway: Gateway) -> None:
     body = {"messages": HELLO, "max_tokens": 60, "temperature": 0}
     ended = gateway.ok("chat/completions", **body)
@@ -41,6 +43,7 @@ def test_end_tokens_end_the_answer_unless_ignored(gateway: Gateway) -> None:
     assert text_of(ignored).startswith(text_of(ended))
 
 
+@pytest.mark.conforms("GEN-5")
 def test_a_stop_token_id_ends_the_answer_and_is_not_in_it(gateway: Gateway) -> None:
     whole = gateway.ok("completions", **COUNT)
     comma = gateway.ok("completions", **COUNT, stop_token_ids=[28])
@@ -48,11 +51,13 @@ def test_a_stop_token_id_ends_the_answer_and_is_not_in_it(gateway: Gateway) -> N
     assert text_of(comma) == text_of(whole).split(",")[0]
 
 
+@pytest.mark.conforms("GEN-5")
 def test_min_tokens_outlasts_a_stop(gateway: Gateway) -> None:
     answer = gateway.ok("completions", **COUNT, stop=",", min_tokens=10)
     assert answer["usage"]["completion_tokens"] >= 10
 
 
+@pytest.mark.conforms("GEN-1")
 @pytest.mark.parametrize(
     "body",
     [
@@ -80,6 +85,7 @@ def test_half_an_emoji_is_shown_only_when_nothing_can_complete_it(gateway: Gatew
     assert set(text_of(answer)) == {"\N{REPLACEMENT CHARACTER}"}
 
 
+@pytest.mark.conforms("GEN-3")
 def test_usage_comes_last_and_only_when_asked_for(gateway: Gateway) -> None:
     body = {"messages": HELLO, "max_tokens": 5, "temperature": 0, "stream": True}
     for options in ({}, {"stream_options": {"include_usage": False}}, {"stream_options": None}):
@@ -102,6 +108,7 @@ def test_no_chunk_is_empty_but_the_first_and_the_last(gateway: Gateway) -> None:
     assert all(delta["content"] for delta in deltas[1:-1])
 
 
+@pytest.mark.conforms("GEN-7")
 @pytest.mark.parametrize("top", [None, 0, 1, 5])
 def test_chat_log_probs_have_an_entry_for_each_token(gateway: Gateway, top: int | None) -> None:
     body = {"messages": HELLO, "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": top}
@@ -122,6 +129,7 @@ def test_chat_log_probs_have_an_entry_for_each_token(gateway: Gateway, top: int 
     assert [entry["token"] for entry in streamed] == [entry["token"] for entry in entries]
 
 
+@pytest.mark.conforms("GEN-7")
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_completion_log_probs_are_parallel_lists(gateway: Gateway, count: int) -> None:
     whole = gateway.ok("completions", **COUNT, logprobs=count)
@@ -144,6 +152,7 @@ def test_too_many_log_probs_are_refused(gateway: Gateway) -> None:
     assert gateway.refused("completions", prompt="a", logprobs=6)["param"] == "logprobs"
 
 
+@pytest.mark.conforms("GEN-3")
 def test_a_prompt_seen_before_is_counted_as_cached(gateway: Gateway) -> None:
     body = {"prompt": [7000 + i for i in range(100)], "max_tokens": 1}
     assert gateway.ok("completions", **body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -46,7 +46,7 @@ def test_the_gateway_is_live_ready_and_has_a_version(gateway: Gateway) -> None:
 def test_a_gateway_without_an_engine_is_live_but_not_ready(
     stack_triton: TritonServer, sample_build: BuildResult
 ) -> None:
-    with running_gateway(stack_triton, sample_build, "--grpc-url", "127.0.0.1:9") as gateway:
+    with running_gateway(stack_triton, sample_build.engine.path, "--grpc-url", "127.0.0.1:9") as gateway:
         assert gateway.http.get("/health/live").status_code == 200
         assert gateway.http.get("/health/ready").status_code == 503
         response = gateway.http.post("/v1/completions", json={"prompt": "a"})
@@ -58,7 +58,7 @@ def test_a_gateway_without_an_engine_is_live_but_not_ready(
 def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(
     stack_triton: TritonServer, sample_build: BuildResult
 ) -> None:
-    with running_gateway(stack_triton, sample_build) as gateway:
+    with running_gateway(stack_triton, sample_build.engine.path) as gateway:
         stream = Reader(gateway)
         gateway.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: gateway.http.get("/health/ready").status_code == 503, seconds=2)
@@ -73,7 +73,7 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(
 def test_a_second_signal_ends_streams_with_an_error_event(
     stack_triton: TritonServer, sample_build: BuildResult
 ) -> None:
-    with running_gateway(stack_triton, sample_build) as gateway:
+    with running_gateway(stack_triton, sample_build.engine.path) as gateway:
         stream = Reader(gateway, max_tokens=1500)
         gateway.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: gateway.http.get("/health/ready").status_code == 503, seconds=2)

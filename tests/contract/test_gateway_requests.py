@@ -39,12 +39,14 @@ def test_there_is_exactly_one_start_token(gateway: Gateway) -> None:
     assert answer["usage"]["prompt_tokens"] == 3
 
 
+@pytest.mark.conforms("GEN-12")
 def test_text_parts_equal_the_plain_text(gateway: Gateway) -> None:
     parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "hi"}]
     assert prompt_tokens(gateway, [{"role": "user", "content": parts}]) == 32
     assert prompt_tokens(gateway, [{"role": "user", "content": "Say hi"}]) == 32
 
 
+@pytest.mark.conforms("GEN-13")
 def test_a_developer_is_a_system_turn(gateway: Gateway) -> None:
     counts = [
         prompt_tokens(gateway, [{"role": role, "content": "Be brief."}, *HELLO]) for role in ("system", "developer")
@@ -65,6 +67,7 @@ def test_unusual_conversations_are_answered(gateway: Gateway, messages: list[Any
     assert prompt_tokens(gateway, messages) > 1
 
 
+@pytest.mark.conforms("TOOL-9")
 def test_a_broken_tool_call_does_not_poison_a_conversation(gateway: Gateway) -> None:
     for arguments in ('{"text": "unfinished', "", "null", "[1]", '"x"', {"text": "x"}):
         call = {"id": "c1", "type": "function", "function": {"name": "note", "arguments": arguments}}
@@ -77,6 +80,7 @@ def test_a_broken_tool_call_does_not_poison_a_conversation(gateway: Gateway) -> 
         assert prompt_tokens(gateway, turns) > 20
 
 
+@pytest.mark.conforms("REQ-7")
 @pytest.mark.parametrize("messages", [[], {}, [{"role": "wizard", "content": "x"}], [{"role": "user"}]])
 def test_bad_messages_are_refused(gateway: Gateway, messages: Any) -> None:
     error = gateway.refused("chat/completions", messages=messages)
@@ -88,6 +92,7 @@ def test_missing_messages_are_refused(gateway: Gateway) -> None:
     assert gateway.refused("chat/completions", messages=None)["param"] == "messages"
 
 
+@pytest.mark.conforms("REQ-1")
 @pytest.mark.parametrize("raw", [b"", b"[]", b'"x"', b'{"mess', b'{"temperature": NaN}', b"\xff\xfe"])
 def test_what_is_no_json_object_is_refused(gateway: Gateway, raw: bytes) -> None:
     response = gateway.http.post("/v1/chat/completions", content=raw, headers={"content-type": "application/json"})
@@ -95,11 +100,13 @@ def test_what_is_no_json_object_is_refused(gateway: Gateway, raw: bytes) -> None
     assert response.json()["error"]["code"] == "invalid_json"
 
 
+@pytest.mark.conforms("REQ-1")
 def test_another_content_type_is_refused(gateway: Gateway) -> None:
     response = gateway.http.post("/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert response.status_code == 415
 
 
+@pytest.mark.conforms("REQ-2")
 def test_null_means_absent(gateway: Gateway) -> None:
     plain = {"prompt": "1, 2,", "max_tokens": 6, "temperature": 0}
     text = text_of(gateway.ok("completions", **plain))
@@ -111,6 +118,7 @@ def test_null_means_absent(gateway: Gateway) -> None:
     assert text_of(gateway.ok("chat/completions", **everything)) == text_of(gateway.ok("chat/completions", **chat))
 
 
+@pytest.mark.conforms("REQ-4")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -136,6 +144,7 @@ def test_extreme_but_legal_sampling_is_answered(gateway: Gateway) -> None:
         assert gateway.ok("completions", prompt="1, 2,", max_tokens=2, **extreme)
 
 
+@pytest.mark.conforms("GEN-6")
 def test_a_seed_repeats_an_answer(gateway: Gateway) -> None:
     body = {"prompt": "Once upon a time", "max_tokens": 12, "seed": 7}
     assert text_of(gateway.ok("completions", **body)) == text_of(gateway.ok("completions", **body))
@@ -149,6 +158,7 @@ def test_a_bad_bias_is_refused_and_hurts_nobody(gateway: Gateway, bias: dict[str
     assert gateway.ok("chat/completions", messages=HELLO, max_tokens=4)
 
 
+@pytest.mark.conforms("GEN-6")
 def test_a_bias_works_both_ways(gateway: Gateway) -> None:
     body = {"prompt": "1, 2,", "max_tokens": 3, "temperature": 0}
     forced = gateway.ok("completions", **body, logit_bias={"28": 100})
@@ -176,6 +186,7 @@ def test_token_ids_are_taken_as_they_are(gateway: Gateway) -> None:
     assert answer["usage"]["prompt_tokens"] == 5
 
 
+@pytest.mark.conforms("REQ-6")
 def test_the_edge_of_the_context(gateway: Gateway) -> None:
     limit = gateway.context
     for prompt, wanted, count in ((limit - 1, 1, 1), (limit - 10, 10, 10), (limit - 1, None, 1)):
@@ -196,6 +207,7 @@ def test_the_edge_of_the_context(gateway: Gateway) -> None:
         assert all(str(number) in error["message"] for number in (limit, prompt, wanted))
 
 
+@pytest.mark.conforms("REQ-1")
 def test_a_body_that_is_too_large_is_refused(gateway: Gateway) -> None:
     response = gateway.http.post(
         "/v1/completions", content=b" " * (9 << 20), headers={"content-type": "application/json"}
@@ -209,6 +221,7 @@ def test_a_forged_host_changes_nothing(gateway: Gateway) -> None:
         assert gateway.http.get(f"{path}/", headers={"host": "a"}, follow_redirects=False).status_code == 404
 
 
+@pytest.mark.conforms("REQ-8")
 def test_curl_gets_an_answer_and_its_request_id(gateway: Gateway) -> None:
     body = json.dumps({"messages": HELLO, "max_tokens": 2, "stream": True})
     command = ["curl", "-siN", f"{gateway.url}/v1/chat/completions", "-H", "content-type: application/json"]

@@ -74,7 +74,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     built = build(load_plan(folder / "conch.yaml"), Store(folder / "store"))
     with (
         running_triton(built, folder) as server,
-        running_gateway(server, built, "--repository", str(built.repository.path)) as gateway,
+        running_gateway(server, built.engine.path, "--repository", str(built.repository.path)) as gateway,
     ):
         yield Stack(folder, built, server, gateway)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.contract.conftest import Gateway, eventually
 
 HELLO: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
+@pytest.mark.conforms("MODEL-1", "REQ-5")
 def test_models_are_listed_and_found(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == ["smollm2"]
     assert sdk.models.retrieve("smollm2").owned_by == "conch"
@@ -80,6 +83,7 @@ async def test_many_chats_run_at_once(async_sdk: openai.AsyncOpenAI) -> None:
     assert together == [await count(number) for number in range(8)]
 
 
+@pytest.mark.conforms("GEN-14")
 async def test_leaving_a_stream_cancels_it(async_sdk: openai.AsyncOpenAI, gateway: Gateway) -> None:
     before = gateway.metric("vllm:request_success_total", finished_reason="abort")
     stream = await async_sdk.completions.create(
@@ -89,3 +93,39 @@ async def test_leaving_a_stream_cancels_it(async_sdk: openai.AsyncOpenAI, gatewa
         break
     await stream.close()
     assert eventually(lambda: gateway.metric("vllm:request_success_total", finished_reason="abort") == before + 1)
+
+
+@pytest.mark.conforms("GUIDE-1", "TOOL-2")
+def test_structured_output_and_calls_are_parsed(sdk: openai.OpenAI) -> None:
+    class City(BaseModel):
+        name: str
+
+    turns: Any = [{"role": "user", "content": "Where is the Eiffel tower?"}]
+    asked: Any = {"model": "smollm2", "messages": turns, "max_tokens": 100, "temperature": 0}
+    parsed = sdk.chat.completions.parse(**asked, response_format=City)
+    assert isinstance(parsed.choices[0].message.parsed, City)
+    find = openai.pydantic_function_tool(City, name="find")
+    called = sdk.chat.completions.parse(**asked, tools=[find], tool_choice="required").choices[0].message.tool_calls
+    assert called is not None and isinstance(called[0].function.parsed_arguments, City)
+
+
+@pytest.mark.conforms("TOOL-6", "GEN-1")
+def test_the_sdk_puts_a_streamed_call_together(sdk: openai.OpenAI) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "ping", "parameters": {"type": "object"}}}]
+    with sdk.chat.completions.stream(
+        model="smollm2", messages=HELLO, tools=tools, tool_choice="required", max_tokens=60
+    ) as stream:
+        kinds = {event.type for event in stream}
+        message = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.done" in kinds
+    assert message.tool_calls is not None and message.tool_calls[0].function.arguments == "{}"
+
+
+@pytest.mark.conforms("GEN-1")
+def test_a_raw_stream_is_server_sent_events(sdk: openai.OpenAI) -> None:
+    with sdk.chat.completions.with_streaming_response.create(
+        model="smollm2", messages=HELLO, max_tokens=3, stream=True
+    ) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert response.headers["content-type"].startswith("text/event-stream") and response.headers["x-request-id"]
+    assert all(line.startswith("data: {") for line in lines[:-1]) and lines[-1] == "data: [DONE]"

@@ -35,7 +35,7 @@ def triton(home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
 
 @pytest.fixture(scope="module")
 def speculating(triton: tuple[TritonServer, BuildResult]) -> Iterator[Gateway]:
-    with running_gateway(*triton) as gateway:
+    with running_gateway(triton[0], triton[1].engine.path) as gateway:
         yield gateway
 
 

@@ -221,6 +221,24 @@ def test_a_failing_sink_cancels_its_own_request_only(make_engine: MakeEngine) ->
     assert engine.stats().requests_total["cancelled"] == 1 and settled(engine)
 
 
+@pytest.mark.parametrize("heard", range(1, 30, 4))
+def test_a_sink_that_fails_between_several_answers_ends_them_and_nothing_else(
+    make_engine: MakeEngine, heard: int
+) -> None:
+    engine, outputs = make_engine(), list[Output]()
+
+    def broken(output: Output) -> None:
+        outputs.append(output)
+        if len(outputs) >= heard:
+            raise OSError("the reader is gone")
+
+    sampling = SamplingParams(seed=1, end_ids=frozenset())
+    engine.submit(Request("bad", [1, 2, 3], 40, sampling, n=3), broken)
+    good = ask(engine, request("good", [2], 50)).wait()
+    assert good.tokens == alone([2], 50) and len(outputs) == heard
+    assert engine.healthy() and engine.stats().requests_total["cancelled"] == 1 and settled(engine)
+
+
 def test_closing_ends_everything_and_takes_nothing_more(make_engine: MakeEngine) -> None:
     engine = make_engine(Gate(steps=1 << 30, seconds=0.005), max_batch_size=2)
     answers = [ask(engine, request(str(n), [n], 100)) for n in range(5)]

@@ -16,6 +16,7 @@ from conch.engine import Engine, EngineConfig, Request, SamplingParams
 from conch.engine.drafters import ModelDrafter, NgramDrafter
 from conch.engine.guidance import Guidance
 from conch.engine.guide import Guide
+from conch.engine.guided import Grammar
 from conch.engine.speculation import Speculation
 from conch_build.errors import OverloadedError, RequestError, UnsupportedError
 from tests.engine.conftest import Answer, ask
@@ -118,7 +119,7 @@ def test_each_of_several_answers_follows_the_guide(engine: Engine, pen: Pen) -> 
 def test_speculation_changes_no_guided_answer(engine: Engine, pen: Pen, method: str) -> None:
     draft = ModelDrafter(ToyRunner(num_blocks=400, vocab_size=pen.size)) if method == "draft" else NgramDrafter(3)
     speculation = Speculation(draft, 4)
-    speculation._payoff.worth_trying = lambda sequences: True  # type: ignore[method-assign]
+    speculation._payoff.length = lambda sequences: max(speculation._payoff._lengths)  # type: ignore[method-assign]
     with engine_of(pen, speculation) as quick:
         for number, guide in enumerate([REGEX, LIST, Guide("regex", "(ab){5,20}c"), Guide("json")]):
             for params in ({"temperature": 0.0}, {"seed": number}):
@@ -170,10 +171,16 @@ class Held:
 
     def __init__(self, pen: Pen, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
         self.let_go = threading.Event()
+        self.compiled: list[str] = []
         self.engine = engine_of(pen, **config)
-        guides = self.engine._lobby._guidance._guides  # type: ignore[union-attr]
-        compile_now = guides._compile
-        monkeypatch.setattr(guides, "_compile", lambda guide: (self.let_go.wait(30), compile_now(guide))[1])
+        self._guides = self.engine._lobby._guidance._guides  # type: ignore[union-attr]
+        self._compile_now = self._guides._compile
+        monkeypatch.setattr(self._guides, "_compile", self._compile)
+
+    def _compile(self, guide: Guide) -> Grammar:
+        self.let_go.wait(30)
+        self.compiled += json.loads(guide.text)
+        return self._compile_now(guide)
 
 
 @pytest.fixture
@@ -203,6 +210,19 @@ def test_a_request_may_leave_while_its_guide_is_compiled(held: Held) -> None:
     assert held.engine.stats().waiting == 0
     held.let_go.set()
     assert ask(held.engine, guided("next", CHOICE)).wait().reason == "stop"
+
+
+def test_a_guide_that_nobody_waits_for_any_more_is_not_compiled(pen: Pen, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(pen, monkeypatch)
+    asked = [ask(held.engine, guided(name, Guide("choice", f'["{name}"]'))) for name in ("first", "gone", "left")]
+    stays = ask(held.engine, guided("stays", Guide("choice", '["left"]')))
+    held.engine.cancel("gone"), held.engine.cancel("left")
+    assert [answer.wait(5).reason for answer in asked[1:]] == ["cancelled"] * 2
+    held.let_go.set()
+    assert stays.wait().reason == "stop" and held.compiled == ["first", "left"]
+    again = ask(held.engine, guided("again", Guide("choice", '["gone"]')))
+    assert pen.text(again.wait().tokens) == "gone"
+    held.engine.close()
 
 
 def test_requests_whose_guides_are_compiled_count_in_the_queue(held: Held) -> None:

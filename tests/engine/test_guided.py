@@ -228,6 +228,7 @@ def test_digits_in_texts_and_where_a_schema_wants_them_are_not_counted(pen: Pen)
         ("regex", "(" * 5000 + "a" + ")" * 5000, ""),
         ("regex", r"[^\s\S]", "no answer can satisfy it"),
         ("regex", "", "no answer can satisfy it"),
+        ("regex", ".?" * 5000, "10000 bytes; at most 8192"),
         ("choice", "yes", "JSON list of texts"),
         ("choice", "[]", "JSON list of texts"),
         ("choice", '["a", 1]', "JSON list of texts"),
@@ -251,6 +252,7 @@ def test_a_wrong_guide_is_refused_with_words(pen: Pen, kind: GuideKind, guide: s
         ("regex", "((a{1000}){1000}){1000}"),
         ("regex", r"(\p{L}{1,100}\w{1,50}){1,100}"),
         ("regex", "[a-f]?" * 300 + "[a-f]" * 300),
+        ("regex", ".?" * 4096),
         ("regex", ".{1000000}"),
         ("json_schema", json.dumps({"const": "a" * 100_000})),
         ("json_schema", json.dumps({"enum": [f"value {n}" for n in range(5000)]})),
@@ -310,6 +312,13 @@ def test_compiled_guides_are_kept_up_to_a_size(pen: Pen) -> None:
     for letter in "cdefgh":
         guides.compile(Guide("json_schema", json.dumps({"const": letter * 120_000}))).result(30)
     assert guides.compile(Guide("regex", "ab")) is not again
+    guides.close()
+
+
+def test_a_guide_larger_than_all_that_are_kept_is_refused_like_any_other(pen: Pen) -> None:
+    guides = Guides(pen.folder, pen.size, frozenset({END}))
+    with pytest.raises(RequestError, match="has 1000000 bytes"):
+        guides.compile(Guide("regex", "a" * 1_000_000)).result(30)
     guides.close()
 
 

@@ -166,6 +166,15 @@ def test_several_answers_to_one_prompt_each_have_their_own_draft(make_engine: Ma
     assert [answers[0].of(index) for index in range(4)] == [answers[1].of(index) for index in range(4)]
 
 
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
+def test_several_answers_to_one_prompt_are_guessed_as_well_as_one(make_engine: MakeEngine, prompt: list[int]) -> None:
+    engine = make_engine(speculation=always(ModelDrafter(ToyRunner(top=61)), 4))
+    sampling = SamplingParams(seed=1, top_p=0.7, top_k=8, end_ids=frozenset())
+    answer = ask(engine, Request("a", prompt, 21, sampling, n=4)).wait()
+    usages = [output.usage for output in answer.outputs if output.usage]
+    assert len(usages) == 4 and all(usage.accepted_tokens == usage.draft_tokens == 16 for usage in usages)
+
+
 # --- when it pays
 
 

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +86,31 @@ def test_a_damaged_frame_is_refused_wherever_it_is_damaged(make_engine: MakeEngi
             KvState.from_bytes(frame[:length])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"answer": ["a"]},
+        {"answer": 5},
+        {"prompt": [[1]]},
+        {"computed": 1e999},
+        {"arrays": [{"dtype": "O", "shape": [1]}]},
+        {"arrays": [{"dtype": "<u8", "shape": [1 << 40, 1 << 40]}]},
+        {"arrays": ["x"]},
+        [],
+        "[" * 100_000,
+    ],
+    ids=lambda change: str(change)[:30],
+)
+def test_a_whole_frame_with_a_senseless_header_is_refused(make_engine: MakeEngine, change: Any) -> None:
+    frame = started(make_engine(), 1, GREEDY).to_bytes()[:-32]
+    end = 16 + int.from_bytes(frame[8:16], "little")
+    header = json.dumps({**json.loads(frame[16:end]), **change} if isinstance(change, dict) else change)
+    encoded = (change if isinstance(change, str) else header).encode()
+    body = frame[:8] + len(encoded).to_bytes(8, "little") + encoded + frame[end:]
+    with pytest.raises(RequestError, match="KV state"):
+        KvState.from_bytes(body + blake2b(body, digest_size=32).digest())
+
+
 def test_a_state_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine()
     state = started(engine, 2, GREEDY)
@@ -110,7 +137,9 @@ def test_a_state_that_does_not_fit_is_refused(make_engine: MakeEngine) -> None:
 
 SECOND_PROCESS = """
 import json, sys, threading
+
 from pathlib import Path
+from typing import Any
 from conch.engine import Engine, Request, SamplingParams
 from conch.engine.state import KvState
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from conch.engine import Engine, EngineConfig, Slot
-from conch.engine.adapters import Adapters, AdapterWeights
+from conch.engine.adapter_slots import AdapterWeights
+from conch.engine.adapters import Adapters
 from conch.engine.speculation import Speculation
 from conch_build.adapter_registry import AdapterRegistry, RegisteredAdapter
 from conch_build.errors import CheckpointError

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from conch.gateway.body import parse_body
+from conch.gateway.ceilings import check_request
 from conch.gateway.protocol import UNDONE_CHAT, UNDONE_COMPLETION, ChatRequest, CompletionRequest
-from conch.gateway.sampling import check_request, sampling_for
+from conch.gateway.sampling import sampling_for
 from conch.gateway.settings import GatewaySettings, Limits
 from conch_build.errors import NotFoundError, RequestError, UnsupportedError
 
@@ -46,6 +47,7 @@ def refused(**fields: Any) -> RequestError:
     return caught.value
 
 
+@pytest.mark.conforms("REQ-2")
 @pytest.mark.parametrize("name", [name for name in ChatRequest.model_fields if name != "messages"])
 def test_null_is_the_same_as_absent(name: str) -> None:
     assert chat(**{name: None}) == chat()
@@ -56,17 +58,18 @@ def test_null_is_absent_for_what_is_not_done_too(name: str) -> None:
     assert chat(**{name: None}) == chat()
 
 
+@pytest.mark.conforms("REQ-3")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
         ("best_of", 3),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
         ("store", True),
-        ("reasoning_effort", "low"),
-        ("guided_json", {}),
+        ("functions", [{"name": "f"}]),
+        ("audio", {}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("web_search_options", {}),
+        ("use_beam_search", True),
+        ("guided_whitespace_pattern", " "),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(name: str, value: Any) -> None:
@@ -78,18 +81,20 @@ def test_what_is_not_done_is_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("n", 1), ("tools", []), ("tool_choice", "auto"), ("response_format", {"type": "text"})],
+    [("n", 1), ("tools", []), ("tool_choice", "auto"), ("store", False), ("modalities", ["text"]), ("functions", [])],
 )
 def test_what_asks_for_nothing_is_accepted(name: str, value: Any) -> None:
     assert chat(**{name: value}) == chat()
 
 
+@pytest.mark.conforms("REQ-3")
 def test_an_unknown_parameter_is_named() -> None:
     error = refused(temprature=1)
     assert (error.param, error.code) == ("temprature", "unknown_parameter")
     assert refused(stream=True, stream_options={"usage": True}).param == "stream_options.usage"
 
 
+@pytest.mark.conforms("REQ-4")
 @pytest.mark.parametrize(
     ("name", "value", "bound"),
     [
@@ -134,6 +139,7 @@ def test_text_parts_are_joined_with_nothing_between() -> None:
     assert chat(messages=[{"role": "user", "content": parts}]).messages[0].content == "Say hi"
 
 
+@pytest.mark.conforms("GEN-12")
 @pytest.mark.parametrize(
     "content",
     [
@@ -161,16 +167,39 @@ def test_a_tool_call_in_the_history_may_be_broken(arguments: Any) -> None:
     assert len(chat(messages=turns).messages) == 3
 
 
+@pytest.mark.conforms("REQ-3")
+def test_what_is_not_known_may_be_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    raw = json.dumps({"messages": HELLO, "temprature": 1, "audio": {}, "seed": 3}).encode()
+    body = parse_body(raw, ChatRequest, UNDONE_CHAT, lenient=True)
+    assert body == chat(seed=3)
+    assert "audio, temprature" in caplog.text
+
+
+@pytest.mark.conforms("GEN-11")
+def test_who_goes_first_is_the_tier_then_the_priority() -> None:
+    ways: list[dict[str, Any]] = [
+        {"service_tier": "fast", "priority": 1000},
+        {"priority": -5},
+        {},
+        {"service_tier": "default", "priority": 5},
+        {"service_tier": "flex", "priority": -1000},
+    ]
+    order = [sampling_for(chat(**way), [1], SETTINGS).priority or 0 for way in ways]
+    assert order == sorted(order, reverse=True) and len(set(order)) == 5
+
+
 def test_roles_are_openais() -> None:
     assert chat(messages=[{"role": "developer", "content": "be brief"}])
     assert refused(messages=[{"role": "wizard", "content": "x"}]).param == "messages[0].role"
 
 
+@pytest.mark.conforms("REQ-9")
 @pytest.mark.parametrize("messages", [[], {}, "x", HELLO * 4])
 def test_messages_are_a_list_of_bounded_length(messages: Any) -> None:
     assert refused(messages=messages).param == "messages"
 
 
+@pytest.mark.conforms("REQ-9")
 @pytest.mark.parametrize("stop", [7, "", [""], ["a", "b", "c"], "longer than five"])
 def test_stops_are_few_short_texts(stop: Any) -> None:
     assert refused(stop=stop).param == "stop"
@@ -217,6 +246,7 @@ def test_prompt_ids_are_ids_of_the_vocabulary() -> None:
         completion(prompt=[1, 1000])
 
 
+@pytest.mark.conforms("REQ-5")
 def test_another_model_is_not_found() -> None:
     assert chat(model="tiny")
     error = refused(model="huge")

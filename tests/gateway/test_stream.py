@@ -41,13 +41,18 @@ def test_usage_is_null_until_the_last_chunk_when_asked_for() -> None:
     chunks = CompletionChunks(ENVELOPE, with_usage=True)
     assert parse(chunks.text(0, "x", None))["usage"] is None
     assert parse(chunks.finish(0, "length"))["usage"] is None
-    last = parse(chunks.usage(usage_of(3, 4, 2)))
+    last = parse(chunks.usage(usage_of(3, 4, 2, reasoning_tokens=1, draft_tokens=5, accepted_tokens=2)))
     assert last["choices"] == []
     assert last["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {
+            "reasoning_tokens": 1,
+            "accepted_prediction_tokens": 2,
+            "rejected_prediction_tokens": 3,
+        },
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from conch_build.pack import pack
 from conch_build.plan import parse_plan
+from tests.build.models import LLAMA_8B
 
 _ROOT = Path(__file__).parents[2]
 _MODEL = """
@@ -27,6 +28,6 @@ def counting_repository(tmp_path: Path) -> Path:
     (engine / "engine.json").write_text(json.dumps({"vocab_size": 1000}))
     plan = parse_plan("{name: counting, model: {checkpoint: sample}, serving: {triton: {layout: tokens}}}")
     repository = tmp_path / "repository"
-    pack(engine, repository, plan)
+    pack(engine, repository, plan, LLAMA_8B)
     (repository / "tensorrt_llm" / "1" / "model.py").write_text(_MODEL.format(root=str(_ROOT)))
     return repository

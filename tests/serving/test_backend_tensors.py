@@ -12,6 +12,7 @@ import pytest
 
 from conch.backend.adapters import decode_command
 from conch.backend.arrays import tagged
+from conch.backend.feeds import feed_of
 from conch.backend.responses import Answer, Response
 from conch.backend.tensors import Call, decode_call, is_stop
 from conch.backend.words import decode_words, encode_words
@@ -135,7 +136,7 @@ def test_a_word_list_whose_ends_do_not_grow_is_refused(ends: list[int]) -> None:
         ("return_generation_logits", True, False),
         ("lora_weights", np.ones((1, 2, 2), np.float16), np.empty((1, 0, 0), np.float16)),
         ("lora_config", np.ones((1, 1, 3), np.int32), np.empty((1, 0, 3), np.int32)),
-        ("draft_input_ids", [1, 2], np.empty((1, 0), np.int32)),
+        ("draft_logits", np.ones((1, 1, 2), np.float32), np.empty((1, 0, 2), np.float32)),
         ("prompt_embedding_table", np.ones((1, 2, 2), np.float16), np.empty((1, 0, 0), np.float16)),
         ("retention_decode_priority", 50, None),
         ("context_phase_params", np.ones((1, 4), np.uint8), None),
@@ -187,6 +188,7 @@ def test_every_declared_input_is_looked_at() -> None:
     watched = Watched(tensors())
     is_stop(watched)
     decode_command(watched, {})
+    feed_of(watched)
     decode_call(watched, request_id="r")
     config = (Path(__file__).parents[2] / "model_repo" / "tensorrt_llm" / "config.pbtxt").read_text()
     declared = set(re.findall(r'name: "(\w+)"', config[config.index("input [") : config.index("output [")]))
@@ -259,6 +261,34 @@ def test_without_streaming_there_is_one_response_with_the_prompt_as_upstream_has
     (response,) = answers(exclude_input_in_output=True, return_log_probs=True)
     assert response.tensors["output_ids"].tolist() == [[[11, 12, 13]]]
     assert response.tensors["output_log_probs"].tolist() == [[[-1, -2, -3]]]
+
+
+@pytest.mark.parametrize(
+    ("guesses", "kept", "reason", "accepted"),
+    [
+        ([11, 12, 13], [11, 12, 13], "stop", 3),
+        ([11, 12], [11, 12, 13], "stop", 2),
+        ([11, 9, 13], [11, 12], "length", 1),
+        ([9], [11], "length", 0),
+    ],
+)
+def test_an_answer_ends_behind_the_first_wrong_guess_of_its_caller(
+    guesses: list[int], kept: list[int], reason: str, accepted: int
+) -> None:
+    asked = {"draft_input_ids": guesses, "exclude_input_in_output": True}
+    (response,) = answers(**asked, return_log_probs=True, return_perf_metrics=True)
+    assert response.tensors["output_ids"].ravel().tolist() == kept
+    assert response.tensors["output_log_probs"].ravel().tolist() == [-1, -2, -3][: len(kept)]
+    assert response.tensors["conch_finish_reason"].item() == reason
+    assert response.tensors["total_draft_tokens"].item() == len(guesses)
+    assert response.tensors["total_accepted_draft_tokens"].item() == accepted
+
+
+@pytest.mark.parametrize("more", [{"streaming": True}, {"num_return_sequences": 2}])
+def test_guesses_of_a_caller_are_for_one_whole_answer(more: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=f"`{next(iter(more))}` does not go with `draft_input_ids`"):
+        call(draft_input_ids=[1], **more)
+    call(draft_input_ids=np.empty((1, 0), np.int32), **more)
 
 
 def test_what_was_not_asked_for_is_not_made() -> None:
@@ -339,7 +369,7 @@ def test_a_guide_has_the_types_of_upstream_and_one_more() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "error", "param", "words"),
     [
-        ("structural_tag", "{}", UnsupportedError, "guided_decoding_guide_type", "json_schema, regex, ebnf_grammar"),
+        ("poem", "{}", UnsupportedError, "guided_decoding_guide_type", "json_schema, regex, ebnf_grammar"),
         ("JSON", None, UnsupportedError, "guided_decoding_guide_type", "'JSON'"),
         (None, "a+", UnsupportedError, "guided_decoding_guide_type", "there are json"),
         ("regex", None, RequestError, "guided_decoding_guide", "regex needs a guide"),

@@ -12,11 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conch.drafting.answers import answers_of
-from conch_build.draft import Prompt
+from conch_build.draft import Answer, Prompt
 from conch_build.draft.answers import Answers
+from conch_build.errors import StoreError
 from conch_build.files import read_json
 from conch_build.pipeline import BuildResult
 from tests.build.exports import info_of
@@ -55,6 +57,11 @@ def draft(plan: Path, *options: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def answer_of(number: int) -> Answer:
+    rows = np.zeros((2, 3), np.int32)
+    return Answer(Prompt(number, (1, 2), 0.0), rows[:, 0], rows, rows.astype(np.float32))
+
+
 @pytest.mark.slow
 def test_the_command_prints_a_folder_that_a_plan_can_name(plan: Path) -> None:
     code, out, err = draft(plan, *QUICK)
@@ -84,6 +91,36 @@ def test_a_killed_one_goes_on_where_it_was(plan: Path) -> None:
     assert json.loads(out)["draft"] == str(plan.parent / "out")
     after = [answer.prompt.number for answer in Answers(work / "held-out-answers").load()]
     assert after[: len(before)] == before and len(set(after)) == len(after)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no answers", b"PK\x03\x04" + bytes(100)], ids=["empty", "text", "cut short"]
+)
+def test_a_damaged_shard_is_told_by_its_name_and_others_take_its_place(tmp_path: Path, content: bytes) -> None:
+    answers = Answers(tmp_path)
+    for number in range(3):
+        answers.append([answer_of(number)], 1.0)
+    (tmp_path / "00001.npz").write_bytes(content)
+    with pytest.raises(StoreError, match=r"00001.npz: is damaged.*Remove it"):
+        answers.load()
+    (tmp_path / "00001.npz").unlink()
+    answers.append([answer_of(3)], 1.0)
+    assert [answer.prompt.number for answer in answers.load()] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("size", [0, 1000, None], ids=["empty", "cut short", "other"])
+def test_a_damaged_training_state_is_told_by_its_name(tmp_path: Path, size: int | None) -> None:
+    import torch
+
+    from conch_build.draft.distil import _restore, _save
+
+    learned = {"weight": torch.nn.Parameter(torch.zeros(50, 50))}
+    optimizer, state = torch.optim.AdamW(learned.values()), tmp_path / "training.pt"
+    _save(state, learned, optimizer, 1.0, 2, 3)
+    assert _restore(state, learned, optimizer) == (1.0, 2, 3)
+    state.write_bytes(b"no state" if size is None else state.read_bytes()[:size])
+    with pytest.raises(StoreError, match=r"training.pt: is damaged.*Remove it"):
+        _restore(state, learned, optimizer)
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(plan: Path) -> None:

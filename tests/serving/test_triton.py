@@ -334,7 +334,7 @@ time.sleep(60)
         family = [triton, *triton.children()]
         supervisor.send_signal(signal.SIGKILL)
     wait_for(lambda: all(has_ended(process) for process in family), 10)
-    assert regions_of(supervisor.pid) == set()
+    wait_for(lambda: regions_of(supervisor.pid) == set(), 5)
 
 
 def test_shared_memory_of_dead_supervisors_is_removed_and_that_of_living_ones_is_not() -> None:

@@ -11,16 +11,25 @@ from conch_build.console import Console, with_console
 
 @click.command()
 @click.argument("plan", type=click.Path(path_type=Path), default="conch.yaml")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, for GPUs as a shell script, and do nothing.")
 @click.option("--force", is_flag=True, help="Build every stage again, also what has not changed.")
 @click.option("--verbose", is_flag=True, help="Show what the libraries print instead of logging it.")
 @with_console
-def build(console: Console, plan: Path, force: bool, verbose: bool) -> None:
+def build(console: Console, plan: Path, dry_run: bool, force: bool, verbose: bool) -> None:
     """Build PLAN (conch.yaml) into a model repository that `conch serve` runs.
 
     A stage whose inputs have not changed is reused. Prints the path of the repository.
     """
-    from conch_build.pipeline import build as run
     from conch_build.plan import load_plan
 
-    result = run(load_plan(plan), force=force, verbose=verbose, say=console.note)
+    loaded = load_plan(plan)
+    if dry_run:
+        from conch_build.dry_run import dry_run as describe
+
+        would = describe(loaded, say=console.note)
+        console.result({"plan": str(plan), **would.as_dict()}, would.text())
+        return
+    from conch_build.pipeline import build as run
+
+    result = run(loaded, force=force, verbose=verbose, say=console.note)
     console.result({"plan": str(plan), **result.as_dict()}, str(result.repository.path))

@@ -12,12 +12,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conch_build.console import Progress
 from conch_build.draft.prompts import Prompt
+from conch_build.errors import StoreError
 
 SHARD_ANSWERS = 32
 """Answers of one shard: a kill loses at most these, and those that were under way."""
@@ -57,7 +59,7 @@ class Answers:
     def append(self, answers: list[Answer], seconds: float) -> None:
         """Write a shard: `answers`, which took `seconds`."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        number = len(self._shards())
+        number = 1 + max((int(shard.stem) for shard in self._shards()), default=-1)
         scratch = self._folder / f".{number:05}.npz"
         np.savez(scratch, **_packed(answers), seconds=np.float64(seconds))
         scratch.rename(self._folder / f"{number:05}.npz")
@@ -135,6 +137,10 @@ def _unpacked(arrays: dict[str, Any]) -> Iterator[Answer]:
 
 
 def _arrays(shard: Path, *names: str) -> dict[str, Any]:
-    """The named arrays of a shard; without names, all."""
-    with np.load(shard, allow_pickle=False) as file:
-        return {name: file[name] for name in names or file.files}
+    """The named arrays of a shard; without names, all. Raises StoreError for one that is damaged."""
+    try:
+        with np.load(shard, allow_pickle=False) as file:
+            return {name: file[name] for name in names or file.files}
+    except (OSError, EOFError, ValueError, KeyError, AttributeError, BadZipFile):
+        fix = "Remove it: other answers take its place."
+        raise StoreError("is damaged: its answers do not read", where=str(shard), fix=fix) from None

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from conch_build.console import Progress
 from conch_build.draft.answers import Answer
+from conch_build.errors import SetupError, StoreError
 from conch_build.machine import has_bf16
 
 BATCH_ANSWERS = 8
@@ -139,19 +140,26 @@ def _batches(answers: Sequence[Answer], seed: int) -> Iterator[list[Answer]]:
 def _save(state: Path, learned: dict[str, Any], optimizer: Any, spent: float, step: int, seen: int) -> None:
     scratch = state.with_name(f".{state.name}")
     progress = {"spent": spent, "step": step, "seen": seen}
-    torch.save({"weights": dict(learned), "optimizer": optimizer.state_dict(), **progress}, scratch)
+    try:
+        torch.save({"weights": dict(learned), "optimizer": optimizer.state_dict(), **progress}, scratch)
+    except RuntimeError as error:  # a full disk, in torch's words
+        raise SetupError("cannot be written", where=str(scratch), fix="Make room on its disk and run again.") from error
     scratch.rename(state)
 
 
 def _restore(state: Path, learned: dict[str, Any], optimizer: Any) -> tuple[float, int, int]:
     if not state.is_file():
         return 0.0, 0, 0
-    saved = torch.load(state, weights_only=True)
-    with torch.no_grad():
-        for name, weight in learned.items():
-            weight.copy_(saved["weights"][name])
-    optimizer.load_state_dict(saved["optimizer"])
-    return saved["spent"], saved["step"], saved["seen"]
+    try:
+        saved = torch.load(state, weights_only=True)
+        with torch.no_grad():
+            for name, weight in learned.items():
+                weight.copy_(saved["weights"][name])
+        optimizer.load_state_dict(saved["optimizer"])
+        return saved["spent"], saved["step"], saved["seen"]
+    except Exception as error:  # torch raises what it likes
+        what = f"is damaged: the training does not go on from it ({type(error).__name__})"
+        raise StoreError(what, where=str(state), fix="Remove it: the training starts anew.") from error
 
 
 def matches(model: Any, kept: torch.Tensor, answers: Sequence[Answer]) -> list[NDArray[np.bool_]]:

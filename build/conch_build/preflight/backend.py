@@ -1,4 +1,4 @@
-"""Rules about what this version can build and serve at all: it refuses by name what it cannot do."""
+"""Rules about what the CPU engine cannot do, and about serving on any backend."""
 
 from __future__ import annotations
 
@@ -7,40 +7,32 @@ from collections.abc import Iterator
 
 from conch_build.machine import has_bf16
 from conch_build.model_info import ModelInfo
+from conch_build.pack.models import layout_of
 from conch_build.plan import Plan
-from conch_build.preflight.registry import Violation, rule
+from conch_build.preflight.registry import CPU, Violation, rule
 from conch_build.sizing import CPU_TOKENS_PER_BLOCK
 
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope")
 
 
-@rule("backend.unavailable")
-def _only_openvino(plan: Plan) -> Iterator[Violation]:
-    if plan.engine.backend != "openvino":
-        yield Violation(
-            "engine.backend",
-            f"`{plan.engine.backend}` cannot be built by this version of Conch",
-            "Set `engine.backend: openvino`.",
-        )
-
-
-@rule("backend.parallel")
+@rule("backend.parallel", on=CPU)
 def _no_parallelism(plan: Plan) -> Iterator[Violation]:
+    """The CPU engine is one process on one machine; it uses all cores without being split."""
     parallel = plan.engine.parallel
-    if plan.engine.backend == "openvino" and (parallel.tensor > 1 or parallel.pipeline > 1):
+    if max(parallel.tensor, parallel.pipeline, parallel.expert) > 1:
         yield Violation(
             "engine.parallel",
             f"tensor {parallel.tensor} x pipeline {parallel.pipeline}, but openvino runs in one process",
-            "Set both to 1.",
+            "Set all to 1.",
         )
 
 
-@rule("backend.kv-dtype")
+@rule("backend.kv-dtype", on=CPU)
 def _kv_dtype_of_the_cpu(plan: Plan) -> Iterator[Violation]:
-    if plan.engine.backend != "openvino":
-        return
+    """CPUs cache keys and values as 8-bit numbers with a scale a token, in bf16 or in f32; the last two must be the
+    type that is computed in."""
     dtype, precision = plan.quantization.kv_cache, plan.engine.precision
-    if dtype in ("fp8", "nvfp4"):
+    if dtype in ("fp8", "nvfp4", "fp16", "int8"):
         yield Violation(
             "quantization.kv_cache",
             f"no CPU has kernels for a KV cache in {dtype}",
@@ -54,10 +46,16 @@ def _kv_dtype_of_the_cpu(plan: Plan) -> Iterator[Violation]:
         )
 
 
-@rule("backend.bf16")
+@rule("backend.fp16", on=CPU)
+def _no_fp16_on_cpu(plan: Plan) -> Iterator[Violation]:
+    """The CPU engine computes in bf16 or in f32."""
+    if plan.engine.precision == "fp16":
+        yield Violation("engine.precision", "the CPU engine does not compute in fp16", "Set it to `auto`.")
+
+
+@rule("backend.bf16", on=CPU)
 def _cpu_has_the_precision(plan: Plan) -> Iterator[Violation]:
-    if plan.engine.backend != "openvino":
-        return
+    """bf16 needs a CPU with avx512_bf16 or amx_bf16."""
     for key, value in (
         ("engine.precision", plan.engine.precision),
         ("quantization.kv_cache", plan.quantization.kv_cache),
@@ -66,10 +64,11 @@ def _cpu_has_the_precision(plan: Plan) -> Iterator[Violation]:
             yield Violation(key, "this CPU has no bf16 arithmetic (avx512_bf16)", f"Set `{key}` to `auto` or `f32`.")
 
 
-@rule("backend.block-size")
+@rule("backend.block-size", on=CPU)
 def _blocks_are_the_kernels(plan: Plan) -> Iterator[Violation]:
+    """OpenVINO's paged attention has blocks of 32 tokens and no others."""
     size = plan.engine.kv_cache.tokens_per_block
-    if plan.engine.backend == "openvino" and size != CPU_TOKENS_PER_BLOCK:
+    if size != CPU_TOKENS_PER_BLOCK:
         yield Violation(
             "engine.kv_cache.tokens_per_block",
             f"the CPU's attention kernel has blocks of {CPU_TOKENS_PER_BLOCK} tokens, not {size}",
@@ -77,8 +76,9 @@ def _blocks_are_the_kernels(plan: Plan) -> Iterator[Violation]:
         )
 
 
-@rule("backend.rope")
-def _rope_is_static(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+@rule("backend.rope", on=CPU)
+def _rope_is_static(info: ModelInfo) -> Iterator[Violation]:
+    """A compiled graph has one table of rotations; a scaling that depends on each prompt's length has many."""
     scaling = info.rope["scaling"] or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _STATIC_ROPE:
@@ -89,8 +89,9 @@ def _rope_is_static(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
         )
 
 
-@rule("backend.longrope")
+@rule("backend.longrope", on=CPU, severity="warning")
 def _one_set_of_frequencies(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    """LongRoPE has one set of frequencies for short sequences and one for long; an engine has one of them for all."""
     scaling, length = info.rope["scaling"] or {}, plan.engine.max_seq_len
     if scaling.get("rope_type") == "longrope" and length > info.trained_positions:
         yield Violation(
@@ -103,17 +104,15 @@ def _one_set_of_frequencies(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
 
 
 @rule("serving.layout")
-def _layout_of_the_backend(plan: Plan) -> Iterator[Violation]:
-    if plan.serving.triton.layout == "llmapi":
-        yield Violation(
-            "serving.triton.layout",
-            "`llmapi` belongs to the pytorch backend, which this version cannot build",
-            "Use `auto`, `ensemble` or `tokens`.",
-        )
+def _layout_of_the_backend(plan: Plan) -> None:
+    """`llmapi` is TensorRT-LLM's own text model around its LLM API; other backends have token ids and the text models
+    around them. A draft model of an engine is asked by one of those, which `tokens` leaves out."""
+    layout_of(plan)
 
 
 @rule("serving.public-host")
 def _gateway_stays_local(plan: Plan) -> Iterator[Violation]:
+    """The gateway has no keys yet: whoever reaches it may use it."""
     host = plan.serving.gateway.host
     if not _is_loopback(host):
         yield Violation(
@@ -125,6 +124,7 @@ def _gateway_stays_local(plan: Plan) -> Iterator[Violation]:
 
 @rule("serving.port-clash")
 def _ports_differ(plan: Plan) -> Iterator[Violation]:
+    """Two servers of the plan want the same port: the second one would not start."""
     triton = plan.serving.triton
     owners: dict[int, str] = {}
     for key, port in (

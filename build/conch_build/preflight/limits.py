@@ -1,4 +1,4 @@
-"""Rules about lengths, batches, KV blocks and memory. The arithmetic is `sizing`'s."""
+"""Rules about lengths and batches, and about this machine's memory for a CPU engine. The arithmetic is `sizing`'s."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conch_build.machine import free_memory_bytes, memory_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
-from conch_build.preflight.registry import Violation, rule
+from conch_build.preflight.registry import CPU, GPU, Violation, rule
 from conch_build.sizing import (
     blocks_for,
     cpu_kv_dtype,
@@ -21,17 +21,31 @@ from conch_build.units import format_bytes
 
 @rule("limits.num-tokens-below-batch")
 def _a_step_holds_the_batch(plan: Plan) -> Iterator[Violation]:
+    """Each request of the batch writes a token a step. With fewer tokens a step than requests, some always wait;
+    TensorRT-LLM only warns, and runs the smaller batch."""
     engine = plan.engine
     if engine.max_num_tokens < engine.max_batch_size:
         yield Violation(
             "engine.max_num_tokens",
             f"{engine.max_num_tokens} tokens a step are too few for {engine.max_batch_size} requests",
             f"Set `engine.max_num_tokens` to at least {engine.max_batch_size}.",
+            "error" if engine.backend == "openvino" else "warning",
         )
 
 
-@rule("limits.unchunked-prefill")
+@rule(
+    "limits.unchunked-prefill",
+    references=(
+        "triton-inference-server/tensorrtllm_backend#565",
+        "triton-inference-server/tensorrtllm_backend#141",
+        "NVIDIA/TensorRT-LLM#4641",
+        "NVIDIA/TensorRT-LLM#2702",
+        "NVIDIA/TensorRT-LLM#977",
+    ),
+)
 def _a_prompt_fits_one_step(plan: Plan) -> Iterator[Violation]:
+    """Without chunks a prompt is read in one step, so that `max_num_tokens` is the longest prompt there is; with packed
+    input `max_input_len` counts for nothing. The server refuses such prompts one by one, often at 8192 tokens."""
     engine = plan.engine
     longest = engine.max_seq_len - 1
     if not engine.chunked_prefill and engine.max_num_tokens < longest:
@@ -42,8 +56,10 @@ def _a_prompt_fits_one_step(plan: Plan) -> Iterator[Violation]:
         )
 
 
-@rule("limits.seq-len")
+@rule("limits.seq-len", references=("triton-inference-server/tensorrtllm_backend#624",))
 def _positions_exist(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    """Beyond the positions that it was trained on, or that its rope scaling stretches to, a model writes nonsense:
+    short prompts look good, long ones do not."""
     if plan.engine.max_seq_len > info.max_position_embeddings:
         yield Violation(
             "engine.max_seq_len",
@@ -52,8 +68,20 @@ def _positions_exist(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
         )
 
 
-@rule("limits.kv-pool")
+@rule("limits.block-size", on=GPU, references=("NVIDIA/TensorRT-LLM cpp/tensorrt_llm/kernels/kvCacheUtils.h",))
+def _blocks_are_powers_of_two(plan: Plan) -> Iterator[Violation]:
+    """TensorRT-LLM finds a token's place in a block by shifting bits, so that blocks must hold a power of two of
+    tokens."""
+    size = plan.engine.kv_cache.tokens_per_block
+    if size & (size - 1):
+        yield Violation(
+            "engine.kv_cache.tokens_per_block", f"{size} is no power of two", "Set it to 16, 32, 64 or 128."
+        )
+
+
+@rule("limits.kv-pool", on=CPU)
 def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    """The KV cache must hold at least one request of the full length, or it can never be answered."""
     cache, length = plan.engine.kv_cache, plan.engine.max_seq_len
     dtype = cpu_kv_dtype(plan.quantization.kv_cache)
     token = kv_bytes_per_token(info.num_layers, info.num_kv_heads, info.head_dim, dtype)
@@ -71,8 +99,9 @@ def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violatio
         )
 
 
-@rule("limits.memory")
+@rule("limits.memory", on=CPU)
 def _machine_holds_the_engine(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
+    """Weights and KV cache must fit this machine's memory, and the checkpoint too while it is compiled."""
     memory = memory_bytes()
     weights = engine_weight_bytes(info.parameters, info.embedding_parameters, plan.quantization.format)
     if info.quantization is not None:

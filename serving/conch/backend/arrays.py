@@ -20,6 +20,11 @@ def parameters(args: Mapping[str, str]) -> dict[str, str]:
     return {key: entry["string_value"] for key, entry in entries.items()}
 
 
+def output_names(args: Mapping[str, str]) -> list[str]:
+    """The outputs that a model's config.pbtxt declares."""
+    return [entry["name"] for entry in json.loads(args["model_config"])["output"]]
+
+
 def arrays(request: Any) -> Arrays:
     """The input tensors by name; each has a leading batch dimension."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class _Flight:
     """A request that is being answered."""
 
     caller_id: str
-    answers: list[Answer]
+    call: Call
     sender: Any
     wanted: frozenset[str]
     feed: Feed | None = None
@@ -42,6 +42,8 @@ class _Flight:
     stream: int = 0
     error: ConchError | None = None
     """Of one answer; the others are given up."""
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """Those that have begun: how many a caller wants is checked by the engine, and may be any number until then."""
 
 
 class GenerationModel:
@@ -123,7 +125,7 @@ class GenerationModel:
             adapters=self._adapters,
         )
         wanted = frozenset(request.requested_output_names())
-        flight = _Flight(caller_id, self._answers(call), sender, wanted)
+        flight = _Flight(caller_id, call, sender, wanted)
         if feed is not None and call.streaming:
             check_fed(call)
             flight.feed, flight.stream = self._feeds.get(feed[0]), feed[1] or 0
@@ -134,8 +136,10 @@ class GenerationModel:
             self._land(call.request.id)
             raise
 
-    def _answers(self, call: Call) -> list[Answer]:
-        return [Answer(call, index, self._stream_interval) for index in range(call.request.n)]
+    def _answer(self, flight: _Flight, index: int) -> Answer:
+        if index not in flight.answers:
+            flight.answers[index] = Answer(flight.call, index, self._stream_interval)
+        return flight.answers[index]
 
     def _stop(self, caller_id: str, sender: Any) -> None:
         """End the requests of that id. With none it only shows that the engine is alive."""
@@ -171,7 +175,7 @@ class GenerationModel:
         if flight.feed is not None and output.finish_reason is None:
             self._feed(flight.feed, flight, output)
             return
-        response = flight.answers[output.index].add(output)
+        response = self._answer(flight, output.index).add(output)
         if response is None:
             return
         flight.error = flight.error or response.error
@@ -190,7 +194,7 @@ class GenerationModel:
     def _feed(self, feed: Feed, flight: _Flight, output: Output) -> None:
         if feed.closed:
             self._engine.cancel(output.request_id)
-        elif tokens := flight.answers[0].take(output):
+        elif tokens := self._answer(flight, 0).take(output):
             feed.add(flight.stream, tokens)
             self._fed.add(feed)
 

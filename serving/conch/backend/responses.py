@@ -6,7 +6,8 @@ Works with plain arrays; which of them are sent is the caller's choice. Each has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,8 @@ class Answer:
             return Response({}, output.final, error=output.error)
         if not (output.finish_reason or self._is_due()):
             return None
+        if self.call.draft and output.finish_reason:
+            output = self._judged(output)
         response = Response(self._tensors(output), output.final)
         self._sent = len(self.ids)
         return response
@@ -66,6 +69,18 @@ class Answer:
         new = self.ids[self._sent :]
         self._sent = len(self.ids)
         return new
+
+    def _judged(self, output: Output) -> Output:
+        """Take back what follows the first token that the caller has guessed wrong."""
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, self.call.draft, strict=False))
+        right = sum(1 for _ in same)
+        if len(self.ids) > right + 1:
+            for values in (self.ids, self.log_probs, self.top):
+                del values[right + 1 :]
+            output = replace(output, finish_reason="length")
+        if output.usage is None:
+            return output
+        return replace(output, usage=replace(output.usage, draft_tokens=len(self.call.draft), accepted_tokens=right))
 
     def _is_due(self) -> bool:
         """Whether what has come so far is to be sent before the answer is whole."""

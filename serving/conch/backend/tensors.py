@@ -36,9 +36,8 @@ _UNSUPPORTED: dict[str, tuple[tuple[float, ...], str]] = {
     "len_penalty": ((0, 1), "beam search"),
     "early_stopping": ((0,), "beam search"),
     "beam_search_diversity_rate": ((0,), "beam search"),
-    "draft_input_ids": (_ANY, "draft tokens in a request"),
-    "draft_logits": (_ANY, "draft tokens in a request"),
-    "draft_acceptance_threshold": ((0,), "draft tokens in a request"),
+    "draft_logits": (_ANY, "drafts that are judged by their logits"),
+    "draft_acceptance_threshold": ((0,), "drafts that are judged by their logits"),
     "lookahead_window_size": (_ANY, "lookahead decoding"),
     "lookahead_ngram_size": (_ANY, "lookahead decoding"),
     "lookahead_verification_set_size": (_ANY, "lookahead decoding"),
@@ -75,6 +74,8 @@ class Call:
     perf_metrics: bool
     num_input_tokens: bool
     num_output_tokens: bool
+    draft: tuple[int, ...] = ()
+    """Tokens that the caller has guessed: the answer ends behind the first one that is wrong."""
 
 
 def is_stop(inputs: Arrays) -> bool:
@@ -127,6 +128,7 @@ def decode_call(
         perf_metrics=_flag(inputs, "return_perf_metrics"),
         num_input_tokens=_flag(inputs, "return_num_input_tokens"),
         num_output_tokens=_flag(inputs, "return_num_output_tokens"),
+        draft=_draft(inputs),
     )
 
 
@@ -159,6 +161,15 @@ def _prompt(inputs: Arrays) -> list[int]:
             f"`input_lengths` is {length}, but `input_ids` holds {len(ids)} tokens", param="input_lengths"
         )
     return ids[:length]
+
+
+def _draft(inputs: Arrays) -> tuple[int, ...]:
+    if "draft_input_ids" not in inputs or not inputs["draft_input_ids"].size:
+        return ()
+    for name, neutral in (("streaming", 0), ("num_return_sequences", 1)):
+        if _integer(inputs, name, 0) > neutral:
+            raise UnsupportedError(f"`{name}` does not go with `draft_input_ids`", param=name, fix="Leave one out.")
+    return tuple(inputs["draft_input_ids"].ravel().tolist())
 
 
 def _choice_of_tokens(inputs: Arrays) -> dict[str, Any]:

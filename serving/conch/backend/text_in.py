@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from conch.backend.arrays import Arrays, arrays, parameters, strings, tagged
+from conch.backend.ends import Ends
 from conch.backend.words import bias_vector, encode_words, word_list
 from conch_build.errors import ConchError, RequestError, UnsupportedError
 
@@ -33,6 +35,7 @@ class TextInModel:
         self._add_special_tokens = config["add_special_tokens"] == "true"
         engine = json.loads((Path(config["engine_dir"]) / "engine.json").read_text(encoding="utf-8"))
         self._vocab_size = int(engine["vocab_size"])
+        self._ends = Ends.of(engine)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._response(request) for request in requests]
@@ -55,14 +58,17 @@ class TextInModel:
         ids = self._tokenizer.encode(queries[0], add_special_tokens=self._add_special_tokens).ids
         weights = inputs.get("EMBEDDING_BIAS_WEIGHTS", np.empty(0)).ravel().tolist()
         bias = bias_vector(strings(inputs, "EMBEDDING_BIAS_WORDS"), weights, self._tokenizer, self._vocab_size)
+        ends = Ends() if "END_ID" in inputs else self._ends
         return {
             "INPUT_ID": np.array([ids], np.int32),
             "REQUEST_INPUT_LEN": np.array([[len(ids)]], np.int32),
-            "STOP_WORDS_IDS": self._words(inputs, "STOP_WORDS_DICT"),
+            "STOP_WORDS_IDS": self._words(inputs, "STOP_WORDS_DICT", ends.further),
             "BAD_WORDS_IDS": self._words(inputs, "BAD_WORDS_DICT"),
             "EMBEDDING_BIAS": bias[None],
+            **ends.tensors(),
             **{output: inputs[name] for name, output in _PASSED_ON.items() if name in inputs},
         }
 
-    def _words(self, inputs: Arrays, name: str) -> NDArray[np.int32]:
-        return encode_words(word_list(strings(inputs, name), self._tokenizer))[None]
+    def _words(self, inputs: Arrays, name: str, further: Sequence[int] = ()) -> NDArray[np.int32]:
+        words = word_list(strings(inputs, name), self._tokenizer)
+        return encode_words([*words, *((token,) for token in further)])[None]

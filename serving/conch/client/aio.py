@@ -13,9 +13,13 @@ import grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 
 from conch.client import wire
+from conch.client.asking import build_adapter_command, build_probe, build_request
+from conch.client.cpp_backend import CppBackend, CppReader
 from conch.client.errors import from_rpc
 from conch.client.feed import FedStream, Feed
-from conch.client.generation import Delta, Result, Sampling, joined
+from conch.client.generation import Delta, Result, Sampling, check_single, joined
+from conch.client.reading import Reader, check, read_adapters
+from conch.life import means_dead
 
 
 class AsyncStream:
@@ -26,9 +30,9 @@ class AsyncStream:
 
     __slots__ = ("_call", "_reader", "_url")
 
-    def __init__(self, call: Any, url: str) -> None:
+    def __init__(self, call: Any, url: str, reader: Reader | CppReader) -> None:
         self._call = call
-        self._reader = wire.Reader()
+        self._reader = reader
         self._url = url
 
     def __aiter__(self) -> AsyncStream:
@@ -71,11 +75,15 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """A connection to Triton's gRPC port, `host:port`, in one event loop; `close` it or use `async with`."""
+    """A connection to Triton's gRPC port, `host:port`, in one event loop; `close` it or use `async with`.
 
-    def __init__(self, url: str, *, timeout: float | None = None) -> None:
+    With `backend` the model of token ids is TensorRT-LLM's own; None: one of Conch's.
+    """
+
+    def __init__(self, url: str, *, timeout: float | None = None, backend: CppBackend | None = None) -> None:
         self.url = url
         self.timeout = timeout
+        self._backend = backend
         self._channel = grpc.aio.insecure_channel(url, options=wire.CHANNEL_OPTIONS)
         self._infer = self._channel.stream_stream(
             wire.STREAM_METHOD,
@@ -115,6 +123,7 @@ class AsyncClient:
         Raises RequestError for what the model refuses, and ServiceError or one of its kinds.
         """
         options = Sampling(**sampling)
+        check_single(options)
         stream = self.open(prompt, options, timeout=timeout, request_id=request_id, streaming=False)
         async with stream:
             return joined([delta async for delta in stream])
@@ -142,20 +151,28 @@ class AsyncClient:
         """`stream` with a ready `Sampling`. Not `streaming`: one delta holds the whole answer."""
         fed = self._feed if streaming and sampling.is_plain and not isinstance(prompt, str) else None
         place = fed.place() if fed is not None else None
-        request = wire.build_request(
-            prompt, sampling, request_id=request_id or uuid.uuid4().hex, streaming=streaming, feed=place
+        backend = None if isinstance(prompt, str) else self._backend
+        request = build_request(
+            prompt,
+            sampling,
+            request_id=request_id or uuid.uuid4().hex,
+            streaming=streaming,
+            feed=place,
+            backend=backend,
         )
         call = self._infer(iter((request,)), timeout=timeout or self.timeout)
-        if fed is None or place is None:
-            return AsyncStream(call, self.url)
-        return FedStream(call, self.url, fed, place[1])
+        if fed is not None and place is not None:
+            return FedStream(call, self.url, fed, place[1])
+        return AsyncStream(call, self.url, backend.reader(sampling) if backend else Reader(sampling.n))
 
     async def probe(self, *, timeout: float = 2.0) -> None:
         """Ask the engine for a sign of life; raises ServiceError, or one of its kinds, without one."""
-        call = self._infer(iter((wire.build_probe(uuid.uuid4().hex),)), timeout=timeout)
+        call = self._infer(iter((build_probe(uuid.uuid4().hex),)), timeout=timeout)
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                wire.check(message)
+                # TensorRT-LLM's own backend may call a stop of nothing an error, and so shows that it lives.
+                if self._backend is None or means_dead(message.error_message):
+                    check(message)
         except grpc.RpcError as error:
             raise from_rpc(error, self.url) from None
 
@@ -166,12 +183,12 @@ class AsyncClient:
 
         Raises RequestError or NotFoundError when that cannot be done.
         """
-        request = wire.build_adapter_command(command, lora_task_id, uuid.uuid4().hex)
+        request = build_adapter_command(command, lora_task_id, uuid.uuid4().hex)
         call = self._infer(iter((request,)), timeout=timeout)
         adapters: list[dict[str, Any]] = []
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                adapters = wire.read_adapters(message)
+                adapters = read_adapters(message)
         except grpc.RpcError as error:
             raise from_rpc(error, self.url) from None
         return adapters

@@ -16,9 +16,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from conch.client import wire
+from conch.client.asking import build_feed
 from conch.client.errors import from_rpc
 from conch.client.generation import Delta
+from conch.client.reading import Reader, cut_short, read_feed
 from conch_build.errors import ConchError
 
 _LINGER_S = 0.2
@@ -43,7 +44,7 @@ class Feed:
             self._leaving = None
         if self._reading is None:
             self._name = uuid.uuid4().hex
-            call = self._infer(iter((wire.build_feed(self._name),)))
+            call = self._infer(iter((build_feed(self._name),)))
             self._reading = asyncio.ensure_future(self._read(call))
         return self._name, next(self._numbers)
 
@@ -68,11 +69,11 @@ class Feed:
         error: ConchError
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
-                for number, tokens in wire.read_feed(message):
+                for number, tokens in read_feed(message):
                     stream = self._streams.get(number)
                     if stream is not None:
                         stream.push(tokens)
-            error = wire.cut_short()
+            error = cut_short()
         except grpc.RpcError as failure:
             error = from_rpc(failure, self._url)
         except ConchError as failure:
@@ -164,7 +165,7 @@ class FedStream:
 
     async def _read_end(self, url: str) -> None:
         """The call of its own: its last message, and all of them where Triton met it before the feed."""
-        reader = wire.Reader()
+        reader = Reader()
         try:
             while True:
                 message = await self._call.read()

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from conch_build.errors import RequestError
+
 T = TypeVar("T")
 
 TopLogProbs = tuple[tuple[tuple[int, float], ...], ...]
@@ -38,11 +40,19 @@ class Sampling:
     top_log_probs: int = 0
     lora_task_id: int | None = None
     """Id of a LoRA adapter; None or 0: the model itself."""
+    guide: tuple[str, str] | None = None
+    """What the answer must be: a kind of guide, and its text."""
+    n: int = 1
+    """Answers to the one prompt; a delta says which it belongs to."""
+    prompt_log_probs: bool = False
+    """The same, as far as asked, of every token of the prompt but the first; with a prompt of ids."""
+    priority: int | None = None
+    """Higher goes first; with a prompt of ids."""
 
     @property
     def is_plain(self) -> bool:
         """Whether tokens are all that the answer consists of."""
-        return not (self.log_probs or self.top_log_probs)
+        return not (self.log_probs or self.top_log_probs or self.prompt_log_probs or self.n > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +62,19 @@ class Delta:
     tokens: tuple[int, ...] = ()
     text: str | None = None
     finish_reason: str | None = None
-    """None until the last delta, then `stop` or `length`."""
+    """None until the last delta of an answer, then `stop` or `length`."""
     log_probs: tuple[float, ...] | None = None
     top: TopLogProbs | None = None
     cached_tokens: int = 0
     """Tokens of the prompt whose KV cache was reused; known with the last delta."""
+    index: int = 0
+    """Which of several answers this belongs to."""
+    prompt_log_probs: tuple[float, ...] | None = None
+    """Once, of every token of the prompt but the first; `prompt_top` likewise."""
+    prompt_top: TopLogProbs | None = None
+    draft_tokens: int = 0
+    """Tokens that speculation guessed, and of which so many were right; known with the last delta."""
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,12 @@ class Result:
     log_probs: tuple[float, ...] | None = None
     top: TopLogProbs | None = None
     cached_tokens: int = 0
+
+
+def check_single(sampling: Sampling) -> None:
+    """Raises RequestError when the answer would be several."""
+    if sampling.n > 1:
+        raise RequestError("`generate` gives one answer", param="n", fix="Use `stream`: its deltas tell them apart.")
 
 
 def joined(deltas: Sequence[Delta]) -> Result:

@@ -12,8 +12,10 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from conch.client import wire
+from conch.client.asking import build_probe, build_request
 from conch.client.errors import from_rpc
-from conch.client.generation import Delta, Result, Sampling, joined
+from conch.client.generation import Delta, Result, Sampling, check_single, joined
+from conch.client.reading import Reader, check
 
 
 class Client:
@@ -41,7 +43,9 @@ class Client:
 
         Raises RequestError for what the model refuses, and ServiceError or one of its kinds.
         """
-        return joined(list(self._deltas(prompt, Sampling(**sampling), timeout, request_id, streaming=False)))
+        options = Sampling(**sampling)
+        check_single(options)
+        return joined(list(self._deltas(prompt, options, timeout, request_id, streaming=False)))
 
     def stream(
         self,
@@ -56,10 +60,10 @@ class Client:
 
     def probe(self, *, timeout: float = 2.0) -> None:
         """Ask the engine for a sign of life; raises ServiceError, or one of its kinds, without one."""
-        call = self._infer(iter((wire.build_probe(uuid.uuid4().hex),)), timeout=timeout)
+        call = self._infer(iter((build_probe(uuid.uuid4().hex),)), timeout=timeout)
         try:
             for message in call:
-                wire.check(message)
+                check(message)
         except grpc.RpcError as error:
             raise from_rpc(error, self.url) from None
 
@@ -72,8 +76,8 @@ class Client:
         *,
         streaming: bool,
     ) -> Iterator[Delta]:
-        request = wire.build_request(prompt, sampling, request_id=request_id or uuid.uuid4().hex, streaming=streaming)
-        reader = wire.Reader()
+        request = build_request(prompt, sampling, request_id=request_id or uuid.uuid4().hex, streaming=streaming)
+        reader = Reader(sampling.n)
         call = self._infer(iter((request,)), timeout=timeout or self.timeout)
         try:
             for message in call:

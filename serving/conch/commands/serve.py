@@ -15,6 +15,7 @@ from conch_build.console import Console, with_console
 from conch_build.units import format_seconds
 
 if TYPE_CHECKING:
+    from conch.hosting import Hosting
     from conch_build.pipeline import BuildResult
     from conch_build.plan import Plan
 
@@ -25,17 +26,23 @@ if TYPE_CHECKING:
 def serve(console: Console, plan: Path) -> None:
     """Build what PLAN lacks, start Triton and the gateway, and print their addresses once both answer.
 
+    A plan for GPUs needs a machine that has them, with a tritonserver and TensorRT-LLM: NVIDIA's container is one.
+
     SIGTERM or Ctrl-C drains: running answers end, new ones are refused. A second one ends at once.
     """
+    from conch.hosting import check_engine, hosting_of
     from conch_build.pipeline import build
     from conch_build.plan import load_plan
 
     signal.signal(signal.SIGTERM, _interrupt)  # until the gateway takes over: leave by the same way as Ctrl-C
     loaded = load_plan(plan)
-    _serve(console, loaded, build(loaded, say=console.note))
+    hosting = hosting_of(loaded)
+    built = build(loaded, say=console.note)
+    check_engine(loaded, built.engine.path)
+    _serve(console, loaded, built, hosting)
 
 
-def _serve(console: Console, plan: Plan, built: BuildResult) -> None:
+def _serve(console: Console, plan: Plan, built: BuildResult, hosting: Hosting) -> None:
     from conch.gateway.server import listen, run
     from conch.gateway.settings import GatewaySettings
     from conch.triton import State, TritonServer
@@ -55,12 +62,18 @@ def _serve(console: Console, plan: Plan, built: BuildResult) -> None:
             metrics_port=ports.metrics_port,
             log_path=home() / "logs" / f"{plan.name}-triton.log",
             run_folder=home() / "run",
+            **vars(hosting),
         )
         triton.on_change(lambda state: console.note(f"triton      {state.value}"))
         stack.callback(triton.stop)
         triton.start()
         settings = GatewaySettings.for_engine(
-            built.engine.path, built.repository.path, grpc_url=triton.grpc_url, metrics_url=triton.metrics_url
+            built.engine.path,
+            built.repository.path,
+            grpc_url=triton.grpc_url,
+            metrics_url=triton.metrics_url,
+            tool_format=gateway.tool_format,
+            lenient=gateway.unknown_parameters == "warn",
         )
 
         def announce(url: str) -> None:

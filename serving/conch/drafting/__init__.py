@@ -6,6 +6,7 @@ Here the two packages meet: how a draft is pruned and trained is `conch_build`'s
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -56,7 +57,9 @@ def make(
             log=None if verbose else home() / "logs" / f"{plan.name}-draft.log",
             say=say,
         )
-        shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(scratch, folder)
+        beside = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.move(scratch, beside)  # the output may be on another disk, where moving is copying
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
     return folder, report

@@ -1,64 +1,26 @@
-"""Which adapters are loaded, which requests wait for one, and who has to make room.
+"""Which requests wait for an adapter, and what is asked about adapters while they wait.
 
-A request holds its adapter from its admission to its end, so that what runs never changes its weights. Requests for
-adapters stand in one line. Each passes when its adapter is loaded; the first one whose weights were read, but for which
-every row is held, stops the line behind it until a row is free: those that run end in finite time, so nobody starves.
-Requests without an adapter never wait here.
+Requests for adapters stand in one line. Each passes when its adapter is loaded; the first one whose weights were read,
+but for which every row is held, stops the line behind it until a row is free: those that run end in finite time, so
+nobody starves. Requests without an adapter never wait here.
 
 Weights are read on a thread of their own, one adapter at a time, those of the first in line first. An adapter that is
-unloaded is unknown at once, and its row is free when the last request that holds it has ended; so it is with the old
-weights when an adapter is loaded again with new ones. Knows nothing of graphs, schedules or tokens.
+unloaded is unknown at once; one that is loaded again with new weights has them for new requests at once. Which rows
+they take is for `adapter_slots`. Knows nothing of graphs, schedules or tokens.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from conch.engine.adapter_slots import AdapterSlots, AdapterWeights, Network
 from conch.engine.sequence import Sequence
 from conch.engine.stats import AdapterState, AdapterStats
 from conch_build.adapter_registry import AdapterRegistry
 from conch_build.errors import CheckpointError, ConchError, NotFoundError, RequestError, ServiceError, UnavailableError
-
-Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class AdapterWeights:
-    """An adapter as it was read; `digest` tells its content from any other."""
-
-    layers: Mapping[str, tuple[Floats, Floats]]
-    """Layer -> A [rank, in], B [rank, out] with the scale in it."""
-    digest: bytes
-
-
-class Network(Protocol):
-    """What holds the weights; see `lora.LoraNetwork`."""
-
-    def prepare(self) -> None: ...
-
-    def read(self, folder: Path) -> AdapterWeights: ...
-
-    def install(self, row: int, weights: AdapterWeights) -> None: ...
-
-
-@dataclass(eq=False)
-class _Loaded:
-    """An adapter in a row."""
-
-    name: str
-    row: int
-    digest: bytes
-    holders: int = 0
-    retired: bool = False
-    """Unloaded or replaced: no new request gets it."""
 
 
 @dataclass
@@ -87,13 +49,11 @@ class Adapters:
         self.wake: Callable[[], None] = lambda: None
         """Called, on any thread, when there is something to do for `admit`."""
         self._unloaded: set[str] = set()
-        self._current: OrderedDict[str, _Loaded] = OrderedDict()  # what new requests get, least recently used first
-        self._rows: list[_Loaded | None] = [None] * registry.slots
+        self._slots = AdapterSlots(registry.slots, network)
         self._line: list[Sequence] = []
         self._orders: deque[_Order] = deque()
         self._reading: _Reading | None = None
         self._read: tuple[str, AdapterWeights] | None = None  # waits for a row
-        self._loads = self._evictions = 0
         self._closed = False
         self._thread = ThreadPoolExecutor(1, "conch-adapters")
         self._thread.submit(network.prepare)  # or the first request would wait for it
@@ -127,8 +87,8 @@ class Adapters:
         ]
 
     def stats(self) -> AdapterStats:
-        used = sum(loaded is not None for loaded in self._rows)
-        return AdapterStats(len(self._rows), used, len(self._line), self._loads, self._evictions)
+        slots = self._slots
+        return AdapterStats(len(slots), slots.used, len(self._line), slots.loads, slots.evictions)
 
     def close(self) -> None:
         """The engine has ended: nothing is carried out any more."""
@@ -169,14 +129,12 @@ class Adapters:
             self._read = None
         admitted = []
         for sequence, name in zip(list(self._line), wanted, strict=True):
-            if name not in self._current and self._read and self._read[0] == name:
-                row = self._free_row()
-                if row is None:
+            if name not in self._slots and self._read and self._read[0] == name:
+                if not self._slots.install(*self._read):
                     break
-                self._install(row, *self._read)
                 self._read = None
-            if name in self._current:
-                self._hold(sequence, self._current[name])
+            if name in self._slots:
+                self._slots.hold(name, sequence)
                 self._line.remove(sequence)
                 admitted.append(sequence)
             elif self._read is None:
@@ -187,11 +145,7 @@ class Adapters:
         """A sequence has ended, wherever it was."""
         if sequence in self._line:
             self._line.remove(sequence)
-        loaded = self._rows[sequence.slot.adapter - 1] if sequence.slot.adapter else None
-        if loaded is not None:
-            sequence.slot.adapter = 0
-            loaded.holders -= 1
-            self._clear(loaded)
+        self._slots.release(sequence)
 
     def _take_what_was_read(self) -> list[tuple[Sequence, ConchError]]:
         if self._reading is None or not self._reading.weights.done():
@@ -226,14 +180,11 @@ class Adapters:
     def _replace(self, name: str, weights: AdapterWeights) -> None:
         """New requests get these weights."""
         self._unloaded.discard(name)
-        current = self._current.get(name)
-        if current is not None and current.digest == weights.digest:
+        if self._slots.holds(name, weights):
             return
         self._retire(name)
-        # Those in line come first; without a row it is read again for the first request.
-        row = None if self._line else self._free_row()
-        if row is not None:
-            self._install(row, name, weights)
+        if not self._line:  # those in line come first; without a row it is read again for the first request
+            self._slots.install(name, weights)
 
     def _leave_line(self, name: str) -> list[Sequence]:
         leaving = [sequence for sequence in self._line if _adapter_of(sequence) == name]
@@ -243,37 +194,7 @@ class Adapters:
     def _retire(self, name: str) -> None:
         if self._read and self._read[0] == name:
             self._read = None
-        loaded = self._current.pop(name, None)
-        if loaded is not None:
-            loaded.retired = True
-            self._clear(loaded)
-
-    def _clear(self, loaded: _Loaded) -> None:
-        if loaded.retired and not loaded.holders:
-            self._rows[loaded.row - 1] = None
-
-    def _free_row(self) -> int | None:
-        """A row that nothing uses, if need be that of the adapter that was not used for longest."""
-        if None not in self._rows:
-            idle = next((loaded for loaded in self._current.values() if not loaded.holders), None)
-            if idle is None:
-                return None
-            self._retire(idle.name)
-            self._evictions += 1
-        return self._rows.index(None) + 1
-
-    def _install(self, row: int, name: str, weights: AdapterWeights) -> None:
-        self._network.install(row, weights)
-        self._current[name] = self._rows[row - 1] = _Loaded(name, row, weights.digest)
-        self._loads += 1
-
-    def _hold(self, sequence: Sequence, loaded: _Loaded) -> None:
-        """All answers to a request use the same weights, and share their KV blocks with no others."""
-        self._current.move_to_end(loaded.name)
-        for answer in (sequence, *sequence.siblings):
-            answer.slot.adapter = loaded.row
-            answer.salt = loaded.digest
-            loaded.holders += 1
+        self._slots.retire(name)
 
     def _start_reading(self, name: str, order: _Order | None = None) -> None:
         if self._reading is None:
@@ -282,10 +203,10 @@ class Adapters:
             weights.add_done_callback(lambda done: self.wake())
 
     def _state(self, name: str, number: int, waiting: int) -> AdapterState:
-        running = sum(loaded.holders for loaded in list(self._rows) if loaded is not None and loaded.name == name)
+        running = self._slots.holders(name)
         if name in self._unloaded:
             return AdapterState(name, number, "unloaded", running, waiting)
-        return AdapterState(name, number, "loaded" if name in self._current else "available", running, waiting)
+        return AdapterState(name, number, "loaded" if name in self._slots else "available", running, waiting)
 
 
 def _adapter_of(sequence: Sequence) -> str:

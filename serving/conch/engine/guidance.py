@@ -70,7 +70,12 @@ class Guidance:
 
     def release(self, sequence: Sequence) -> None:
         """A sequence has ended, wherever it was."""
+        guide = sequence.request.sampling.guide
+        left = [grammar for waiting, grammar in self._line if waiting is sequence]
         self._line = [(waiting, grammar) for waiting, grammar in self._line if waiting is not sequence]
+        for grammar in left:
+            if guide is not None and all(other is not grammar for _, other in self._line):
+                self._guides.withdraw(guide, grammar)
 
 
 def _overloaded() -> OverloadedError:

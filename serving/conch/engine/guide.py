@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from conch.engine.grammar import to_lark
 from conch.engine.schema import readable_schema
+from conch.engine.structural import structural_lark
 from conch_build.errors import RequestError
 
-GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "choice"]
+GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "choice"]
 GUIDE_KINDS: tuple[GuideKind, ...] = get_args(GuideKind)
 MAX_GUIDE_BYTES = 1 << 17
 """Of a guide's text: some thousand enum values or properties, and about a second of compiling."""
+MAX_REGEX_BYTES = 1 << 13
+"""The library's work on a regular expression grows with the square of its length, to two seconds for the worst."""
 
 _POINTER = re.compile(r"at \d+\(\d+\): (failed to compile JSON schema: )?")
+_ADVICE = re.compile(r" \(limit|; (?:either|try) ")
+"""Where the library goes on about its own settings."""
 _PARAM = "guided_decoding_guide"
 _JSON = {
     # Blanks between two marks: one space, or a new line with its indentation. An answer cannot drown in them.
@@ -38,12 +45,15 @@ class Guide:
 
     kind: GuideKind
     text: str = ""
-    """json: nothing; json_schema: the schema; regex and ebnf_grammar: themselves; choice: a JSON list of texts."""
+    """json: nothing; json_schema: the schema; the others: themselves; choice: a JSON list of texts."""
 
 
-def grammar_of(guide: Guide) -> str:
-    """The guide as a grammar for `LLMatcher`. Raises RequestError if it does not read as what it claims to be."""
-    from llguidance import LLMatcher, regex_to_lark
+def grammar_of(guide: Guide, special: Mapping[str, int] = MappingProxyType({})) -> str:
+    """The guide as a grammar for `LLMatcher`; `special`: the special tokens by their text.
+
+    Raises RequestError if it does not read as what it claims to be.
+    """
+    from llguidance import LLMatcher
 
     size = len(guide.text.encode("utf-8", "replace"))
     if size > MAX_GUIDE_BYTES:
@@ -55,10 +65,12 @@ def grammar_of(guide: Guide) -> str:
             case "json_schema":
                 rules = _json_rule(readable_schema(guide.text))
             case "regex":
-                rules = f"start: /{regex_to_lark(guide.text, 'dw')}/"
+                rules = f"start: /{_regex(guide.text)}/"
             case "choice":
                 choices = ("".join(map(_escaped, choice)) for choice in _choices(guide.text))
                 rules = f"start: /{'|'.join(choices)}/"
+            case "structural_tag":
+                rules = structural_lark(guide.text, special, _json_part, _regex)
             case "ebnf_grammar":
                 rules = to_lark(guide.text)
     except ValueError as error:
@@ -80,12 +92,29 @@ def _sentence(what: str) -> str:
     if not said or "NoExtension" in said:
         return "no answer can satisfy it"
     if any(words in said for words in ("too big", "too many", "too large", "max is", "fuel", "limit")):
-        return f"is too complex: {said}"
+        return f"is too complex: {_ADVICE.split(said)[0]}"
     return said[:300]
 
 
+def _regex(text: str) -> str:
+    from llguidance import regex_to_lark
+
+    size = len(text.encode("utf-8", "replace"))
+    if size > MAX_REGEX_BYTES:
+        raise ValueError(f"has a regular expression of {size} bytes; at most {MAX_REGEX_BYTES} are compiled")
+    return regex_to_lark(text, "dw")
+
+
 def _json_rule(schema: dict[str, Any]) -> str:
-    return f"start: %json {json.dumps({**schema, 'x-guidance': _JSON})}"
+    return f"start: {_json(schema)}"
+
+
+def _json_part(text: str) -> str:
+    return _json(readable_schema(text))
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _JSON})}"
 
 
 def _choices(text: str) -> list[str]:

@@ -53,6 +53,7 @@ class Vocabulary:
             raise UnsupportedError(
                 f"this model's tokenizer cannot guide: {error}", param="guided_decoding_guide_type"
             ) from None
+        self.special = _special_tokens(tokenizer_dir / "tokenizer.json")
         self.starts_with_digit = np.array([self.text(token)[:1].isdigit() for token in range(size)])
 
     def text(self, token: int) -> bytes:
@@ -66,6 +67,16 @@ def _described(path: Path) -> str:
         plain = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         described["decoder"] = {"type": "ByteLevel", **plain}
     return json.dumps(described)
+
+
+def _special_tokens(path: Path) -> dict[str, int]:
+    """Those that the library takes for special, by their text: it tells them from the same text spelled out."""
+    added = json.loads(path.read_text(encoding="utf-8"))["added_tokens"]
+    return {
+        token["content"]: token["id"]
+        for token in added
+        if token["special"] or (token["content"].startswith("<") and token["content"].endswith(">"))
+    }
 
 
 class Matcher:
@@ -159,8 +170,10 @@ class Grammar:
         self.vocabulary = vocabulary
         self.spent = False
         """An answer has used up what the library may build for this grammar, which all its answers share."""
-        self._matcher = LLMatcher(vocabulary.tokenizer, grammar_of(guide), log_level=0, limits=_limits())
-        self._is_json = guide.kind in ("json", "json_schema")
+        self._matcher = LLMatcher(
+            vocabulary.tokenizer, grammar_of(guide, vocabulary.special), log_level=0, limits=_limits()
+        )
+        self._is_json = guide.kind in ("json", "json_schema", "structural_tag")
         if self._matcher.is_error():
             raise refusal(self._matcher.get_error())
         # A guide that no answer satisfies shows at the first mask, and one too complex for it at the second.
@@ -184,11 +197,19 @@ class Guides:
     def compile(self, guide: Guide) -> Future[Grammar]:
         """The guide's grammar, now or later; RequestError if the guide is wrong or too complex."""
         with self._lock:
-            if guide not in self._known or _is_spent(self._known[guide]):
-                self._known[guide] = self._pool.submit(self._compile, guide)
+            grammar = self._known.get(guide)
+            if grammar is None or _is_spent(grammar):
+                grammar = self._pool.submit(self._compile, guide)
+            self._known[guide] = grammar
             self._known.move_to_end(guide)
             self._forget()
-            return self._known[guide]
+            return grammar
+
+    def withdraw(self, guide: Guide, grammar: Future[Grammar]) -> None:
+        """Nobody waits for this grammar any more: it is not compiled, unless that has begun."""
+        with self._lock:
+            if grammar.cancel() and self._known.get(guide) is grammar:
+                del self._known[guide]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

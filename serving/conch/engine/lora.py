@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from conch.engine.adapters import AdapterWeights, Floats
+from conch.engine.adapter_slots import AdapterWeights, Floats
 from conch.engine.batch import Slot
 from conch_build.adapter_registry import AdapterRegistry
 from conch_build.adapters import open_adapter

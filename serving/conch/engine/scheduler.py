@@ -186,7 +186,8 @@ class Scheduler:
         full = parent.prompt_len // self.tokens_per_block
         child.blocks = parent.blocks[:full]
         self.pool.hold(child.blocks)
-        child.past, child.draft_past = parent.prompt_len, min(parent.draft_past, parent.prompt_len)
+        child.past = parent.prompt_len
+        child.draft_past = min(parent.draft_past, full * self.tokens_per_block)  # the copy is the target's alone
         child.published, child.reused_blocks = min(parent.published, full), full
         self.running.append(child)
         if parent.prompt_len % self.tokens_per_block == 0:

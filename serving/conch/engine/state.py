@@ -69,10 +69,9 @@ class KvState:
                 count = int(np.prod(shape, dtype=np.int64))
                 arrays.append(np.frombuffer(body, dtype, count, at).reshape(shape))
                 at += count * dtype.itemsize
-            return cls(
-                header["layout"], tuple(header["prompt"]), tuple(header["answer"]), int(header["computed"]), arrays
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            prompt, answer = (tuple(int(token) for token in header[name]) for name in ("prompt", "answer"))
+            return cls(str(header["layout"]), prompt, answer, int(header["computed"]), arrays)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise _unusable(f"does not read: {error}") from None
 
 

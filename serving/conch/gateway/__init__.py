@@ -1,14 +1,20 @@
 """The gateway: OpenAI's REST API in front of an engine behind Triton.
 
     settings.py     what it must know               app.py          the pieces put together
-    protocol.py     bodies, and what is refused     server.py       the process: socket, signals, drain
+    protocol/       bodies, and what is refused     server.py       the process: socket, signals, drain
     body.py         bytes to a validated body       lifecycle.py    disconnects, draining, halting
-    templating.py   messages to a prompt            middleware.py   request ids, body cap, admission
-    sampling.py     parameters to the engine's      errors.py       the error tree as HTTP
-    upstream.py     the only door to the engine     health.py       health, version, metrics
-    stops.py        stop strings                    metrics.py      Prometheus, in vLLM's words
+    ceilings.py     too much, before any work       middleware.py   request ids, body cap, admission
+    templating.py   messages to a prompt            errors.py       the error tree as HTTP
+    dialect.py      what a chat template teaches    health.py       health, version, metrics
+    sampling.py     parameters to the engine's      metrics.py      Prometheus, in vLLM's words
+    guides.py       what an answer must be          openapi.py      the description of the API
+    upstream.py     the only door to the engine     forks.py        several answers on one stream
+    stops.py        stop strings                    reasoning.py    reasoning before an answer
+    calls/          calls of tools                  replies.py      both together, as parts.py
+    turn.py         a conversation to its answers   message.py      parts to a message
     stream.py       server-sent events              logprobs.py     log probabilities
-    chat.py, completions.py, models.py              the endpoints
+    response_output.py, response_store.py           items and events of /v1/responses; what is remembered
+    chat.py, completions.py, responses.py, tokens.py, models.py     the endpoints
 
 It reaches the engine only through `conch.client`; it knows nothing of OpenVINO, KV blocks or schedulers.
 """

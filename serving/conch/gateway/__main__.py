@@ -17,6 +17,8 @@ from conch_build.console import Console, with_console
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8080, show_default=True, help="0 takes a free one.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Time for running answers after SIGTERM.")
+@click.option("--tool-format", default="auto", show_default=True, help="How the model writes calls of tools.")
+@click.option("--lenient", is_flag=True, help="Leave out unknown parameters with a warning.")
 @with_console
 def main(
     console: Console,
@@ -27,6 +29,8 @@ def main(
     host: str,
     port: int,
     drain_seconds: float,
+    tool_format: str,
+    lenient: bool,
 ) -> None:
     """Serve the engine artifact ENGINE over OpenAI's REST API."""
     from conch.gateway.server import run
@@ -40,6 +44,8 @@ def main(
         host=host,
         port=port,
         drain_seconds=drain_seconds,
+        tool_format=tool_format,
+        lenient=lenient,
     )
     run(settings, on_ready=lambda url: console.result({"url": url}, f"listening on {url}"))
 

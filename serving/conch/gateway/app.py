@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 from fastapi import FastAPI
 
-from conch.gateway import errors, health
+from conch.gateway import errors, health, openapi
 from conch.gateway.chat import ChatCompletions
 from conch.gateway.completions import Completions
 from conch.gateway.context import Context
@@ -17,18 +17,20 @@ from conch.gateway.lifecycle import Lifecycle
 from conch.gateway.metrics import Metrics
 from conch.gateway.middleware import Admission, BodyLimit, Envelope
 from conch.gateway.models import Models
+from conch.gateway.responses import Responses
 from conch.gateway.settings import GatewaySettings
 from conch.gateway.tokenizer import Tokenizer
+from conch.gateway.tokens import Tokens
 from conch.gateway.upstream import Upstream
 from conch_build.errors import ConchError
 
 
 def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) -> FastAPI:
     """The gateway as an ASGI app. Call it inside the event loop that will run it. Raises SetupError."""
-    tokenizer = Tokenizer(settings.tokenizer)
+    tokenizer = Tokenizer(settings.tokenizer, settings.tool_format)
     metrics = Metrics(settings.model_name)
     lifecycle = lifecycle or Lifecycle()
-    upstream = Upstream(settings.grpc_url, tokenizer, metrics)
+    upstream = Upstream(settings, tokenizer, metrics)
     http = httpx.AsyncClient(trust_env=False)
     context = Context(settings, tokenizer, metrics, lifecycle, upstream)
 
@@ -44,8 +46,12 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     errors.install(app)
     app.include_router(ChatCompletions(context).router())
     app.include_router(Completions(context).router())
+    app.include_router(Responses(context).router())
     app.include_router(Models(context).router())
+    app.include_router(Tokens(context).router())
     app.include_router(health.router(context, http))
+    described = openapi.document(app)
+    app.add_api_route("/openapi.json", lambda: described, include_in_schema=False)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
     app.add_middleware(Admission, lifecycle=lifecycle)

@@ -6,6 +6,7 @@ null means absent at every level where a field may be left out; NaN and Infinity
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
@@ -18,23 +19,28 @@ from conch_build.errors import RequestError, UnsupportedError
 
 _OUT_OF_BOUNDS = {"greater_than", "greater_than_equal", "less_than_equal"}
 
+log = logging.getLogger("conch.gateway")
+
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read_body(request: Request, model: type[Body], undone: Mapping[str, tuple[Any, ...]]) -> Body:
+async def read_body(
+    request: Request, model: type[Body], undone: Mapping[str, tuple[Any, ...]], *, lenient: bool = False
+) -> Body:
     """The request's JSON body as `model`. Raises RequestError for whatever is wrong with it.
 
     `undone`: parameters that the API has and this server has not, with the values that ask for nothing.
+    `lenient`: those, and what no API has, are left out with a warning.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise MediaTypeError(f"content-type is {media_type or 'missing'}; it must be application/json")
-    return parse_body(await request.body(), model, undone)
+    return parse_body(await request.body(), model, undone, lenient=lenient)
 
 
-def parse_body(raw: bytes, model: type[Body], undone: Mapping[str, tuple[Any, ...]]) -> Body:
+def parse_body(raw: bytes, model: type[Body], undone: Mapping[str, tuple[Any, ...]], *, lenient: bool = False) -> Body:
     """`read_body` without the request around it."""
     try:
         data = json.loads(raw.decode(), parse_constant=_refuse_constant)
@@ -46,6 +52,8 @@ def parse_body(raw: bytes, model: type[Body], undone: Mapping[str, tuple[Any, ..
     if not isinstance(data, dict):
         raise RequestError("The body must be a JSON object", code="invalid_json")
     given = {name: value for name, value in data.items() if value is not None}
+    if lenient:
+        given = _known(given, model)
     for name, value in given.items():
         if name in undone and value not in undone[name]:
             raise UnsupportedError(
@@ -53,10 +61,22 @@ def parse_body(raw: bytes, model: type[Body], undone: Mapping[str, tuple[Any, ..
                 param=name,
                 code="unsupported_parameter",
             )
+    return validated({name: value for name, value in given.items() if name not in undone}, model)
+
+
+def validated(data: Mapping[str, Any], model: type[Body]) -> Body:
+    """The data as `model`. Raises RequestError for the first thing that is wrong with it."""
     try:
-        return model.model_validate({name: value for name, value in given.items() if name not in undone})
+        return model.model_validate(data)
     except ValidationError as error:
         raise _described(error, model) from None
+
+
+def _known(given: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    ignored = sorted(given.keys() - model.model_fields.keys())
+    if ignored:
+        log.warning("ignored: %s", ", ".join(ignored)[:200])
+    return {name: value for name, value in given.items() if name not in ignored}
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -72,6 +92,10 @@ def _described(error: ValidationError, model: type[BaseModel]) -> RequestError:
     problem = error.errors(include_url=False)[0]
     location = problem["loc"]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    if not location and (named := re.search("`([a-z_]+)`", problem["msg"])):
+        # Of parameters that do not go together. What was given is the whole body: not shown.
+        text = f"Invalid value for '{named[1]}': {problem['msg'].removeprefix('Value error, ')}"
+        return RequestError(text, param=named[1], code="invalid_value")
     kind = problem["type"]
     if kind == "extra_forbidden":
         return RequestError(f"Unknown parameter: '{param}'", param=param, code="unknown_parameter")

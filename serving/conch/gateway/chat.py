@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from conch.gateway.body import read_body
-from conch.gateway.context import Context, EventStream, total_usage
-from conch.gateway.logprobs import TokenLogProb, chat_log_probs
+from conch.gateway.context import Context, EventStream
+from conch.gateway.logprobs import TokenLogProb, chat_log_probs, prompt_log_probs
+from conch.gateway.message import MessageBuilder
+from conch.gateway.parts import Content
 from conch.gateway.protocol import UNDONE_CHAT, ChatRequest
-from conch.gateway.sampling import check_request, sampling_for
 from conch.gateway.stream import ChatChunks
-from conch.gateway.templating import chat_prompt
-from conch.gateway.upstream import Answer
+from conch.gateway.turn import Turn
 
 
 class ChatCompletions:
@@ -30,43 +30,52 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
         context = self.context
-        body = await read_body(request, ChatRequest, UNDONE_CHAT)
-        check_request(body, context.settings)
-        size = sum(len(message.content or "") for message in body.messages)
-        prompt = await context.off_loop(size, chat_prompt, body.messages, context.tokenizer)
-        sampling = sampling_for(body, prompt, context.settings)
-        answer = context.upstream.answer(prompt, sampling, stops=body.stop, streaming=body.stream)
+        body = await read_body(request, ChatRequest, UNDONE_CHAT, lenient=context.settings.lenient)
+        turn = await Turn.begin(body, context)
         if body.stream:
-            return await EventStream.begin(request, self._events(body, answer), context.lifecycle)
-        return JSONResponse(await context.lifecycle.while_connected(request.receive, self._whole(body, answer)))
+            return await EventStream.begin(request, self._events(body, turn), context.lifecycle)
+        return JSONResponse(await context.lifecycle.while_connected(request.receive, self._whole(body, turn)))
 
-    async def _whole(self, body: ChatRequest, answer: Answer) -> dict[str, Any]:
-        async with answer:
-            pieces = [piece async for piece in answer]
-        log_probs = [entry for piece in pieces for entry in piece.log_probs]
-        message = {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": self._log_probs(body, log_probs),
-            "finish_reason": answer.finish_reason,
-        }
-        envelope = self.context.envelope("chatcmpl", "chat.completion", body.model)
-        return {**envelope, "choices": [choice], "usage": total_usage([answer])}
+    async def _whole(self, body: ChatRequest, turn: Turn) -> dict[str, Any]:
+        messages = [MessageBuilder() for _ in range(body.n)]
+        log_probs: list[list[TokenLogProb]] = [[] for _ in range(body.n)]
+        reasons: list[str | None] = [None] * body.n
+        async for addition in turn.additions():
+            messages[addition.index].add(addition.parts)
+            log_probs[addition.index] += addition.log_probs
+            reasons[addition.index] = addition.finish_reason
+        choices = [
+            {
+                "index": index,
+                "message": messages[index].message(),
+                "logprobs": self._log_probs(body, log_probs[index]),
+                "finish_reason": reasons[index],
+            }
+            for index in range(body.n)
+        ]
+        whole = {**self.context.envelope("chatcmpl", "chat.completion", body), "choices": choices}
+        if body.prompt_logprobs is not None:
+            known = turn.answers[0].prompt_log_probs or []
+            whole["prompt_logprobs"] = prompt_log_probs(known, body.prompt_logprobs, self.context.tokenizer)
+        return {**whole, "usage": turn.usage()}
 
-    async def _events(self, body: ChatRequest, answer: Answer) -> AsyncIterator[bytes]:
-        envelope = self.context.envelope("chatcmpl", "chat.completion.chunk", body.model)
+    async def _events(self, body: ChatRequest, turn: Turn) -> AsyncIterator[bytes]:
+        envelope = self.context.envelope("chatcmpl", "chat.completion.chunk", body)
         chunks = ChatChunks(envelope, with_usage=body.includes_usage)
-        role = chunks.role(0)
-        async with answer:
-            async for piece in answer:
-                if piece.text or piece.log_probs:
-                    yield role + chunks.text(0, piece.text, self._log_probs(body, piece.log_probs))
-                    role = b""
-        assert answer.finish_reason is not None
-        yield role + chunks.finish(0, answer.finish_reason)
+        role = [chunks.role(index) for index in range(body.n)]
+        async for addition in turn.additions():
+            index, log_probs = addition.index, self._log_probs(body, addition.log_probs)
+            texts = [part.text for part in addition.parts if isinstance(part, Content)]
+            parts = [chunks.part(index, part) for part in addition.parts if not isinstance(part, Content)]
+            if texts or addition.log_probs:
+                parts.append(chunks.text(index, "".join(texts), log_probs))
+            if addition.finish_reason is not None:
+                parts.append(chunks.finish(index, addition.finish_reason))
+            if parts:
+                yield role[index] + b"".join(parts)
+                role[index] = b""
         if body.includes_usage:
-            yield chunks.usage(total_usage([answer]))
+            yield chunks.usage(turn.usage())
 
     def _log_probs(self, body: ChatRequest, log_probs: list[TokenLogProb]) -> dict[str, Any] | None:
-        return chat_log_probs(log_probs, self.context.tokenizer) if body.logprobs else None
+        return chat_log_probs(log_probs, self.context.tokenizer, body.top_logprobs or 0) if body.logprobs else None

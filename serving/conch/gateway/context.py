@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 from conch.gateway import errors, stream
 from conch.gateway.lifecycle import Lifecycle
 from conch.gateway.metrics import Metrics
+from conch.gateway.protocol import Generation
 from conch.gateway.settings import GatewaySettings
 from conch.gateway.tokenizer import Tokenizer
 from conch.gateway.upstream import Answer, Upstream
+from conch.text import IdDecoder
 from conch_build.errors import CancelledError, ConchError
 
 T = TypeVar("T")
@@ -37,40 +39,70 @@ class Context:
             return work(*arguments)
         return await asyncio.to_thread(work, *arguments)
 
-    def envelope(self, prefix: str, kind: str, model: str | None) -> dict[str, Any]:
-        """What an answer of `model`, and every chunk of it, starts with."""
-        return {
+    def envelope(self, prefix: str, kind: str, body: Generation) -> dict[str, Any]:
+        """What an answer, and every chunk of it, starts with."""
+        envelope = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
-            "model": model or self.settings.model_name,
+            "model": body.model or self.settings.model_name,
         }
+        return {**envelope, "service_tier": body.tier} if prefix == "chatcmpl" else envelope
+
+    def decoder_for(self, body: Generation, *, marking: bool = False) -> IdDecoder:
+        """How an answer's ids become text; `marking`: with the marks of calls and of reasoning."""
+        if not body.skip_special_tokens:
+            return self.tokenizer.whole_decoder
+        return self.tokenizer.marking_decoder if marking else self.tokenizer.decoder
 
 
-def total_usage(answers: Sequence[Answer]) -> dict[str, Any]:
+def total_usage(answers: Sequence[Answer], reasoning_tokens: int = 0) -> dict[str, Any]:
     """The usage of all choices together."""
     return stream.usage_of(
         sum(answer.prompt_tokens for answer in answers),
         sum(answer.completion_tokens for answer in answers),
         sum(answer.cached_tokens for answer in answers),
+        reasoning_tokens=reasoning_tokens,
+        draft_tokens=sum(answer.draft_tokens for answer in answers),
+        accepted_tokens=sum(answer.accepted_tokens for answer in answers),
     )
 
 
 class EventStream(Response):
     """Server-sent events to a client that may leave: each event is one write."""
 
-    def __init__(self, first: bytes, rest: AsyncIterator[bytes], lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncIterator[bytes],
+        lifecycle: Lifecycle,
+        last: bytes,
+        failure: Callable[[ConchError], bytes],
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
         self._lifecycle = lifecycle
+        self._last = last
+        self._failure = failure
 
     @classmethod
-    async def begin(cls, request: Request, events: AsyncIterator[bytes], lifecycle: Lifecycle) -> EventStream:
-        """Wait for the first event: what fails until then is an ordinary error response."""
+    async def begin(
+        cls,
+        request: Request,
+        events: AsyncIterator[bytes],
+        lifecycle: Lifecycle,
+        *,
+        last: bytes = stream.DONE,
+        failure: Callable[[ConchError], bytes] | None = None,
+    ) -> EventStream:
+        """Wait for the first event: what fails until then is an ordinary error response.
+
+        `last` ends every stream; `failure` gives the event of an error before that.
+        """
         first = await lifecycle.while_connected(request.receive, _first(events))
-        return cls(first, events, lifecycle)
+        return cls(first, events, lifecycle, last, failure or _failure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(data: bytes, more: bool = True) -> None:
@@ -90,8 +122,12 @@ class EventStream(Response):
         except CancelledError:
             return
         except ConchError as error:
-            await write(stream.event(stream.dumps(errors.body_of(error))))
-        await write(stream.DONE, more=False)
+            await write(self._failure(error))
+        await write(self._last, more=False)
+
+
+def _failure(error: ConchError) -> bytes:
+    return stream.event(stream.dumps(errors.body_of(error)))
 
 
 async def _first(events: AsyncIterator[bytes]) -> bytes:

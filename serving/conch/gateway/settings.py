@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conch.client.cpp_backend import CppBackend
 from conch_build.adapter_registry import AdapterRegistry
-from conch_build.manifest import EngineManifest
+from conch_build.manifest import TOKENIZER_DIR, GpuEngineManifest, engine_manifest
+
+_GPU_CANDIDATES = {"tensorrt": 0, "pytorch": 20}
+"""Log probabilities of a token: TensorRT-LLM's C++ backend gives that of the chosen one alone."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,14 @@ class Limits:
     stop_chars: int = 512
     stop_token_ids: int = 64
     bias_entries: int = 1024
+    bad_words: int = 64
+    choices: int = 128
+    """Answers of one request: prompts times `n` or `best_of`."""
+    tools: int = 128
+    schema_bytes: int = 1 << 17
+    """Of a schema, a grammar or all tools together."""
+    stored_responses_bytes: int = 64 << 20
+    """Of the conversations that /v1/responses keeps."""
     inline_chars: int = 8192
     """Longer texts are tokenized in a thread, so that the event loop keeps its pace."""
 
@@ -48,6 +60,8 @@ class GatewaySettings:
     """Names that requests may give as their model beside its own, with the ids that the engine knows them by."""
     adapter_slots: int = 0
     """How many of them are loaded at once."""
+    cpp_backend: CppBackend | None = None
+    """What stands in the place of Conch's own model in Triton, if anything."""
     metrics_url: str | None = None
     """Triton's metrics, `http://host:port/metrics`; without it the engine's gauges are left out."""
     host: str = "127.0.0.1"
@@ -55,6 +69,10 @@ class GatewaySettings:
     """0 takes a free one."""
     drain_seconds: float = 30.0
     """How long running answers may take to finish after SIGTERM."""
+    tool_format: str = "auto"
+    """How the model writes calls of tools: a name of `conch.gateway.calls.markup`; auto: its template says."""
+    lenient: bool = False
+    """Parameters that are not known are left out with a warning, not refused."""
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
@@ -63,16 +81,28 @@ class GatewaySettings:
 
         Raises StoreError.
         """
-        engine = EngineManifest.load(artifact)
+        engine = engine_manifest(artifact)
         registry = AdapterRegistry.load(repository / "tensorrt_llm") if repository else None
+        adapters = {adapter.name: adapter.id for adapter in registry.adapters} if registry else {}
+        slots = registry.slots if registry else 0
+        if isinstance(engine, GpuEngineManifest):
+            max_seq_len, top_candidates = engine.limits.max_seq_len, _GPU_CANDIDATES[engine.backend]
+            if engine.backend == "tensorrt":
+                block = engine.kv_cache.tokens_per_block
+                settings.setdefault("cpp_backend", CppBackend(tuple(engine.end_ids), engine.vocab_size, block))
+            if engine.backend == "tensorrt" and engine.lora:  # its engine has them in it
+                adapters = {adapter.name: adapter.id for adapter in engine.lora.adapters}
+                slots = len(adapters)
+        else:
+            max_seq_len, top_candidates = engine.max_seq_len, engine.top_candidates
         known = {
             "model_name": engine.name,
-            "tokenizer": artifact / "tokenizer",
-            "max_seq_len": engine.max_seq_len,
+            "tokenizer": artifact / TOKENIZER_DIR,
+            "max_seq_len": max_seq_len,
             "vocab_size": engine.vocab_size,
             "end_ids": tuple(engine.end_ids),
-            "top_candidates": engine.top_candidates,
-            "adapters": {adapter.name: adapter.id for adapter in registry.adapters} if registry else {},
-            "adapter_slots": registry.slots if registry else 0,
+            "top_candidates": top_candidates,
+            "adapters": adapters,
+            "adapter_slots": slots,
         }
         return cls(**{**known, **settings})

@@ -27,7 +27,7 @@ class StopMatcher:
         if found:
             _, start, self.matched = min(found)
             return text[:start]
-        start = min(_possible_start(text, stop) for stop in self._stops)
+        start = min(possible_start(text, stop) for stop in self._stops)
         self._held = text[start:]
         return text[:start]
 
@@ -37,7 +37,7 @@ class StopMatcher:
         return text
 
 
-def _possible_start(text: str, stop: str) -> int:
+def possible_start(text: str, stop: str) -> int:
     """Where the longest beginning of `stop` that ends `text` starts; len(text) if there is none."""
     at = max(0, len(text) - len(stop) + 1)
     while (at := text.find(stop[0], at)) >= 0:

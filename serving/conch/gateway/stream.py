@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
+from conch.gateway.parts import CallArguments, CallStart, Content, Part, Reasoning
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -46,6 +48,10 @@ class ChatChunks(_Chunks):
     def text(self, index: int, text: str, log_probs: Mapping[str, Any] | None) -> bytes:
         return self._chunk(index, f'{{"content":{quoted(text)}}}', dumps(log_probs), "null")
 
+    def part(self, index: int, part: Part) -> bytes:
+        """Anything but plain text."""
+        return self._chunk(index, dumps(delta_of(part)), "null", "null")
+
     def finish(self, index: int, reason: str) -> bytes:
         return self._chunk(index, "{}", "null", quoted(reason))
 
@@ -72,11 +78,38 @@ class CompletionChunks(_Chunks):
         ).encode()
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object."""
+def delta_of(part: Part) -> dict[str, Any]:
+    """What a part adds to a message."""
+    match part:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text, "reasoning": text}
+        case CallStart(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def usage_of(
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int,
+    *,
+    reasoning_tokens: int = 0,
+    draft_tokens: int = 0,
+    accepted_tokens: int = 0,
+) -> dict[str, Any]:
+    """OpenAI's usage object. Tokens that speculation guessed stand where OpenAI has those of a predicted output."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": reasoning_tokens,
+            "accepted_prediction_tokens": accepted_tokens,
+            "rejected_prediction_tokens": draft_tokens - accepted_tokens,
+        },
     }

@@ -7,20 +7,29 @@ inside it, which lets other threads run.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from conch.gateway.dialect import Dialect
 from conch.text import IdDecoder
 from conch_build.errors import SetupError
 
 
 class Tokenizer:
-    """`hf` is the tokenizer of transformers, `decoder` the exact way back to text."""
+    """`hf` is the tokenizer of transformers, `dialect` what its chat template says of the model.
 
-    def __init__(self, folder: Path) -> None:
+    The exact ways back to text: `decoder` leaves special tokens out, `marking_decoder` all but those that mark calls
+    and reasoning, `whole_decoder` none.
+    """
+
+    def __init__(self, folder: Path, tool_format: str = "auto") -> None:
         self.hf = _load(folder)
+        self.dialect = Dialect.of(self.hf.chat_template, tool_format)
         self.decoder = IdDecoder(self.hf)
+        self.marking_decoder = IdDecoder(self.hf, kept=self.dialect.markers)
+        self.whole_decoder = IdDecoder(self.hf, skip_special_tokens=False)
         self._rust = self.hf.backend_tokenizer
         self._added = {token: entry.content for token, entry in self._rust.get_added_tokens_decoder().items()}
         self._is_byte_level = "ByteLevel" in repr(self._rust.decoder)
@@ -30,6 +39,12 @@ class Tokenizer:
         """Ids of a text; `special` adds what the tokenizer itself puts around a text (a start token, say)."""
         ids: list[int] = self._rust.encode(text, add_special_tokens=special).ids
         return ids
+
+    def words(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids that stand for each text, at the start and after a space."""
+        forms = (f"{before}{text.lstrip()}" for text in texts for before in ("", " "))
+        spelled = dict.fromkeys(tuple(self.encode(form, special=False)) for form in forms)
+        return [list(ids) for ids in spelled if ids]
 
     def _token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for; they need not be whole characters."""

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from conch.client import AsyncClient, AsyncStream, Delta, FedStream, Sampling
-from conch.gateway.logprobs import TokenLogProb, entries
+from conch.client import AsyncClient, Delta, Sampling
+from conch.gateway.forks import Stream, forked
+from conch.gateway.logprobs import TokenLogProb, entries, prompt_entries
 from conch.gateway.metrics import Metrics, Watch
+from conch.gateway.settings import GatewaySettings
 from conch.gateway.stops import StopMatcher
 from conch.gateway.tokenizer import Tokenizer
-from conch.text import Detokenizer
-from conch_build.errors import CancelledError, ConchError, NotFoundError, UnavailableError
+from conch.text import Detokenizer, IdDecoder
+from conch_build.errors import CancelledError, ConchError, NotFoundError, UnavailableError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -31,22 +33,28 @@ class Piece:
 class Answer:
     """One answer in the making: `async with answer: async for piece in answer`. Leaving cancels.
 
-    `prompt_tokens`, `completion_tokens` and `cached_tokens` are right once the last piece has come.
+    `prompt_tokens`, `completion_tokens` and what follows them are right once the last piece has come. Of several
+    answers to one prompt only the first counts the prompt.
     """
 
     def __init__(
         self,
-        stream: AsyncStream | FedStream,
+        stream: Stream,
         detokenizer: Detokenizer,
+        prompt: Sequence[int],
         *,
-        prompt_tokens: int,
         stops: Sequence[str],
         min_tokens: int,
         watch: Watch,
     ) -> None:
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = len(prompt)
+        self._prompt = prompt
         self.completion_tokens = 0
         self.cached_tokens = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        self.prompt_log_probs: list[TokenLogProb] | None = None
+        """Of the prompt's tokens but the first, where they were asked for."""
         self.finish_reason: str | None = None
         self._stream = stream
         self._detokenizer = detokenizer
@@ -69,7 +77,8 @@ class Answer:
                 raise (error if error.param else _not_loaded()) from None
             text = self._taken(delta)
             if delta.finish_reason is not None:
-                self.cached_tokens = delta.cached_tokens
+                self.cached_tokens = delta.cached_tokens if self.prompt_tokens else 0
+                self.draft_tokens, self.accepted_tokens = delta.draft_tokens, delta.accepted_tokens
                 if self.finish_reason is None:
                     text += self._rest()
                     # The rest may complete a stop string, which has then set the reason.
@@ -80,6 +89,8 @@ class Answer:
     def _taken(self, delta: Delta) -> str:
         """The new text of a delta. Of several tokens those behind a stop string were never part of the answer."""
         before = self.completion_tokens
+        if delta.prompt_log_probs is not None:
+            self.prompt_log_probs = prompt_entries(self._prompt, delta)
         scores = entries(delta) if delta.log_probs is not None else []
         text = ""
         for size in [len(delta.tokens)] if self._stops is None else [1] * len(delta.tokens):
@@ -121,26 +132,46 @@ class Answer:
 class Upstream:
     """The engine behind Triton."""
 
-    def __init__(self, grpc_url: str, tokenizer: Tokenizer, metrics: Metrics) -> None:
-        self._client = AsyncClient(grpc_url)
+    def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer, metrics: Metrics) -> None:
+        self._client = AsyncClient(settings.grpc_url, backend=settings.cpp_backend)
+        self._built_in = settings.adapters if settings.cpp_backend else None
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._asked_for_feed = False
 
-    def answer(self, prompt: Sequence[int], sampling: Sampling, *, stops: Sequence[str], streaming: bool) -> Answer:
-        """Start one answer. A caller that wants it whole, and no stop string, gets it in one message."""
+    def answers(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        stops: Sequence[str],
+        streaming: bool,
+        decoder: IdDecoder | None = None,
+    ) -> list[Answer]:
+        """Start the `sampling.n` answers. A caller that wants them whole, and no stop string, gets each in one message.
+
+        `decoder` shows other tokens than the tokenizer's own.
+        """
         stream = self._client.open(prompt, sampling, streaming=streaming or bool(stops))
-        return Answer(
-            stream,
-            Detokenizer(self._tokenizer.decoder),
-            prompt_tokens=len(prompt),
-            stops=stops,
-            min_tokens=sampling.min_tokens or 0,
-            watch=self._metrics.watch(len(prompt), streaming=streaming),
-        )
+        return [
+            Answer(
+                part,
+                Detokenizer(decoder or self._tokenizer.decoder),
+                () if index else prompt,
+                stops=stops,
+                min_tokens=sampling.min_tokens or 0,
+                watch=self._metrics.watch(0 if index else len(prompt), streaming=streaming),
+            )
+            for index, part in enumerate(forked(stream, sampling.n))
+        ]
 
     async def adapters(self, command: str = "list", lora_task_id: int = 0) -> list[dict[str, Any]]:
         """Every LoRA adapter, after one was loaded or unloaded if so commanded. Raises ConchError."""
+        if self._built_in is not None:
+            if command != "list":
+                raise UnsupportedError("the engine was built with its adapters", param="lora_name")
+            idle = {"state": "loaded", "running": 0, "waiting": 0}
+            return [{"name": name, "id": number, **idle} for name, number in self._built_in.items()]
         try:
             return await self._client.adapters(command, lora_task_id)
         except NotFoundError as error:

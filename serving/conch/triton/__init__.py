@@ -1,8 +1,10 @@
 """A real tritonserver: found, started on loopback, watched, restarted and drained.
 
     find.py         where it is installed and what it needs to run
+    gpu.py          the same on a machine with GPUs: what a plan for them needs
     folder.py       the backend folder that it starts with
-    launch.py       its ports and its command line
+    launch.py       its ports and its command
+    probe.py        the requests by which it is judged
     guard.py        a script around it that leaves no process behind
     process.py      one running server
     reasons.py      why it did not start

@@ -31,6 +31,8 @@ class TritonInstall:
     backends: Path
     stub: Path | None
     libraries: tuple[Path, ...]
+    gpu: bool = False
+    """Whether it is to use the machine's GPUs."""
 
     def environment(self) -> dict[str, str]:
         """This process's environment as the server needs it.
@@ -68,14 +70,17 @@ def find_tritonserver() -> TritonInstall:
 
     Raises SetupError that says what is missing: the server, a stub for this Python, libpython, or NumPy 1.x.
     """
-    packaged = _packaged()
-    if packaged is not None:
-        return packaged
+    install = packaged_server() or installed_server()
+    if install is None:
+        raise SetupError("no tritonserver found", fix=f"{pip_install('cpu')}, or run in a tritonserver container.")
+    return install
+
+
+def installed_server() -> TritonInstall | None:
+    """The server on PATH or in NVIDIA's container."""
     on_path = shutil.which("tritonserver")
     binary = Path(on_path).resolve() if on_path else _CONTAINER
-    if not binary.is_file():
-        raise SetupError("no tritonserver found", fix=f"{pip_install('cpu')}, or run in a tritonserver container.")
-    return TritonInstall(binary, binary.parents[1] / "backends", None, ())
+    return TritonInstall(binary, binary.parents[1] / "backends", None, ()) if binary.is_file() else None
 
 
 def find_libpython() -> Path:
@@ -106,7 +111,8 @@ def _check_numpy() -> None:
         raise SetupError(f"Triton's python backend needs NumPy 1.x, not {version}", fix="pip install 'numpy<2'")
 
 
-def _packaged() -> TritonInstall | None:
+def packaged_server() -> TritonInstall | None:
+    """The server of the `nvidia-pytriton` package. Raises SetupError when it lacks something."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         return None

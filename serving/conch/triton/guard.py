@@ -3,7 +3,8 @@
     python guard.py OWNER_PID REGIONS PROGRAM ARGUMENT...
 
 The owner starts this as the leader of a new process group. A server killed alone would leave its stubs, a
-supervisor killed alone its server and their shared memory (REGIONS is a glob pattern); it all ends here.
+supervisor killed alone its server and their shared memory (REGIONS is a glob pattern), and what mpirun starts is in
+process groups of its own; it all ends here, at once on SIGINT.
 """
 
 import ctypes
@@ -17,17 +18,43 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PERIOD_SECONDS = 0.1
 
 
+class _Stopped(Exception):
+    """SIGINT came."""
+
+
 def main(owner: int, regions: str, command: list[str]) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # stubs without a server are collected here
-    program = os.posix_spawn(command[0], command, os.environ)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(program, signal.SIGTERM))
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whoever loses its parent becomes a child of this
     ended = 0
-    while os.getppid() == owner and ended != program:
-        time.sleep(_PERIOD_SECONDS)
-        ended, _ = os.waitpid(-1, os.WNOHANG)
+    try:
+        signal.signal(signal.SIGINT, _stop)
+        program = os.posix_spawn(command[0], command, os.environ)
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(program, signal.SIGTERM))
+        while os.getppid() == owner and ended != program:
+            time.sleep(_PERIOD_SECONDS)
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+    except _Stopped:
+        pass
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_children()
     for region in Path(regions).parent.glob(Path(regions).name):
         region.unlink(missing_ok=True)
     os.killpg(0, signal.SIGKILL)
+
+
+def _stop(*_: object) -> None:
+    raise _Stopped
+
+
+def _end_children() -> None:
+    """Children that end leave theirs behind as new ones; at last there is none."""
+    while True:
+        for children in Path("/proc/self/task").glob("*/children"):
+            for child in children.read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a server is started: its ports and its command line. Starts nothing."""
+"""How a server is started here: its ports, its command and its environment. Starts nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.triton.find import TritonInstall
+from conch.triton.probe import OWN_PROBE, Probe
 from conch_build.errors import SetupError
-
-_CLOSED_APIS = "shared-memory,model-repository,trace,logging"
+from conch_build.launch import SINGLE, Arrangement, ServerFlags, start_command
+from conch_build.recipe import Command
 
 
 @dataclass(frozen=True)
@@ -55,30 +56,24 @@ class Launch:
     ports: Ports
     drain_seconds: int
     log_path: Path
+    arrangement: Arrangement = SINGLE
+    probe: Probe = OWN_PROBE
 
-    def command(self, region_prefix: str) -> list[str]:
-        """The command line: loopback, closed administration, few threads."""
-        closed = f"{_CLOSED_APIS}:conch-admin={secrets.token_hex(16)}"
-        return [
+    def command(self, region_prefix: str) -> Command:
+        """The command: loopback, closed administration. Raises PlanError for what one machine cannot start."""
+        flags = ServerFlags(
+            str(self.repository),
+            secrets.token_hex(16),
             str(self.install.binary),
-            f"--model-repository={self.repository}",
-            f"--backend-directory={self.backends}",
-            f"--backend-config=python,shm-region-prefix-name={region_prefix}",
-            "--disable-auto-complete-config",
-            "--exit-on-error=true",
-            "--strict-readiness=true",
-            f"--exit-timeout-secs={self.drain_seconds}",
-            f"--http-address={self.host}",
-            f"--http-port={self.ports.http}",
-            "--http-thread-count=2",
-            f"--http-restricted-api={closed}",
-            f"--grpc-address={self.host}",
-            f"--grpc-port={self.ports.grpc}",
-            "--grpc-infer-allocation-pool-size=64",
-            f"--grpc-restricted-protocol={closed}",
-            f"--metrics-address={self.host}",
-            f"--metrics-port={self.ports.metrics}",
-            "--allow-gpu-metrics=false",
-            "--pinned-memory-pool-byte-size=0",
-            "--model-load-thread-count=2",
-        ]
+            str(self.backends),
+            self.host,
+            self.ports.http,
+            self.ports.grpc,
+            self.ports.metrics,
+            self.drain_seconds,
+            gpu=self.install.gpu,
+        )
+        return start_command(flags, self.arrangement, region_prefix)
+
+    def environment(self, command: Command) -> dict[str, str]:
+        return {**self.install.environment(), **command.env}

@@ -7,9 +7,11 @@ import http.client
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from conch_build.errors import ServiceError, SetupError
 _GUARD = (sys.executable, "-I", "-S", guard.__file__)
 _SHARED_MEMORY = Path("/dev/shm")
 _MODEL = "tensorrt_llm"
+_SERVER_NAME = "tritonserver"
+_GUARD_SECONDS = 10.0
 
 
 class TritonProcess:
@@ -31,34 +35,39 @@ class TritonProcess:
         launch.log_path.parent.mkdir(parents=True, exist_ok=True)
         region_prefix = f"conch-{os.getpid()}-{secrets.token_hex(4)}-"
         self._regions = f"{region_prefix}*"
+        command = launch.command(region_prefix)
+        program = shutil.which(command.argv[0]) or command.argv[0]
         with launch.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guard = subprocess.Popen(
-                [*_GUARD, str(os.getpid()), str(_SHARED_MEMORY / self._regions), *launch.command(region_prefix)],
-                env=launch.install.environment(),
+                [*_GUARD, str(os.getpid()), str(_SHARED_MEMORY / self._regions), program, *command.argv[1:]],
+                env=launch.environment(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._stubs: list[int] = []
+        self._watched: list[int] = []
         self._ended = False
 
     @property
     def pid(self) -> int | None:
-        """The server's own; None once it has ended."""
-        return next(iter(_children(self._guard.pid)), None)
+        """The server's own, which clients talk to; None once it has ended."""
+        return next(iter(self._servers()), None)
 
     def is_running(self) -> bool:
-        """Whether the server and every stub that it had when it became ready live."""
-        return self._guard.poll() is None and all(_is_alive(pid) for pid in self._stubs)
+        """Whether every server and every stub that lived when it became ready lives."""
+        return self._guard.poll() is None and all(_is_alive(pid) for pid in self._watched)
 
     def is_ready(self) -> bool:
         """Whether the server generates a token. Raises ServiceError if it answers that it cannot."""
         if self._guard.poll() is not None or not self._answers_ready():
             return False
-        self._post({"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "end_id": -1}, timeout=60)
-        self._stubs = _children(self.pid)
+        status, answer = self._post(self._launch.probe.generates, timeout=60)
+        if status != 200:
+            raise ServiceError(f"Triton answers {status}: {answer}")
+        servers = self._servers()
+        self._watched = [*servers, *(stub for server in servers for stub in _children(server))]
         return True
 
     def probe(self, timeout: float) -> None:
@@ -66,7 +75,9 @@ class TritonProcess:
 
         Raises ServiceError if it is refused, TimeoutError if it is not answered.
         """
-        self._post({"input_ids": [0], "input_lengths": 1, "request_output_len": 1, "stop": True}, timeout=timeout)
+        status, answer = self._post(self._launch.probe.asks, timeout=timeout)
+        if status != 200 and self._launch.probe.means_dead(answer):
+            raise ServiceError(f"Triton answers {status}: {answer}")
 
     def failure(self) -> SetupError | ServiceError:
         """Why the server did not start, in one sentence from its log."""
@@ -81,7 +92,8 @@ class TritonProcess:
     def drain(self, seconds: float) -> None:
         """Let requests in flight end, for so long; then end the server."""
         if self._guard.poll() is None:
-            self._guard.send_signal(signal.SIGTERM)
+            for server in self._servers():  # mpirun itself would not let them take their time
+                _signal(server, signal.SIGTERM)
             try:
                 self._guard.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
@@ -89,10 +101,16 @@ class TritonProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the server and its stubs now; every open stream ends with them."""
+        """End the server and all that it has started now; every open stream ends with them."""
         if self._ended:  # the number of its process group may belong to others by now
             return
         self._ended = True
+        if self._guard.poll() is None:
+            self._guard.send_signal(signal.SIGINT)
+            try:
+                self._guard.wait(timeout=_GUARD_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
         try:
             os.killpg(self._guard.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -100,6 +118,14 @@ class TritonProcess:
         self._guard.wait()
         for region in _SHARED_MEMORY.glob(self._regions):
             region.unlink(missing_ok=True)
+
+    def _servers(self) -> list[int]:
+        """Every tritonserver under the guard, the one that clients talk to first."""
+        found, level = [], _children(self._guard.pid)
+        while level:
+            found += [pid for pid in level if _name(pid) == _SERVER_NAME]
+            level = [child for pid in level for child in _children(pid)]
+        return found
 
     def _answers_ready(self) -> bool:
         connection = http.client.HTTPConnection(self._launch.host, self._launch.ports.http, timeout=2)
@@ -111,20 +137,21 @@ class TritonProcess:
         finally:
             connection.close()
 
-    def _post(self, body: dict[str, Any], timeout: float) -> None:
+    def _post(self, body: Mapping[str, Any], timeout: float) -> tuple[int, str]:
+        """The status and the text that answer it. Raises ServiceError without an answer, TimeoutError in time."""
         connection = http.client.HTTPConnection(self._launch.host, self._launch.ports.http, timeout=timeout)
         try:
             connection.request("POST", f"/v2/models/{_MODEL}/generate", json.dumps(body))
             response = connection.getresponse()
-            answer = response.read().decode("utf-8", errors="replace")
+            answer = response.read().decode("utf-8", errors="replace").strip()
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
             raise ServiceError(f"Triton does not answer: {error}") from None
         finally:
             connection.close()
-        if response.status != 200 or answer.startswith('{"error"'):  # an error after the headers comes with 200
-            raise ServiceError(f"Triton answers {response.status}: {answer.strip()}")
+        failed_late = answer.startswith('{"error"')  # an error after the headers comes with 200
+        return (500 if failed_late and response.status == 200 else response.status), answer
 
 
 def remove_dead_regions() -> None:
@@ -141,6 +168,19 @@ def _children(pid: int | None) -> list[int]:
         with contextlib.suppress(OSError):  # that thread has just ended
             found += [int(child) for child in tasks.read_text().split()]
     return found
+
+
+def _name(pid: int) -> str:
+    """Of the program that a process runs; a script's is that of its interpreter."""
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:
+        return ""
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _is_alive(pid: int) -> bool:

@@ -17,9 +17,11 @@ from pathlib import Path
 from conch.triton.find import SECURITY_FLOOR, TritonInstall, find_tritonserver
 from conch.triton.folder import backend_folder
 from conch.triton.launch import Launch, Ports
+from conch.triton.probe import OWN_PROBE, Probe
 from conch.triton.process import TritonProcess, remove_dead_regions
 from conch.triton.reasons import UnexplainedError
 from conch_build.errors import ConchError, ServiceError, SetupError
+from conch_build.launch import SINGLE, Arrangement
 
 _PROBE_SECONDS = 0.5
 _ANSWER_SECONDS = 1.0  # with the pause between probes, a death is noticed within 2 s
@@ -61,6 +63,8 @@ class TritonServer:
         start_seconds: float = 300.0,
         hang_seconds: float = 10.0,
         install: TritonInstall | None = None,
+        arrangement: Arrangement = SINGLE,
+        probe: Probe = OWN_PROBE,
     ) -> None:
         self._repository = repository.absolute()
         self._asked_ports = (http_port, grpc_port, metrics_port)
@@ -71,6 +75,8 @@ class TritonServer:
         self._start_seconds = start_seconds
         self._hang_seconds = hang_seconds
         self._install = install
+        self._arrangement = arrangement
+        self._probe = probe
         self._launch: Launch | None = None
         self._process: TritonProcess | None = None
         self._thread: threading.Thread | None = None
@@ -97,6 +103,8 @@ class TritonServer:
             ports=Ports.choose(*self._asked_ports, self._host),
             drain_seconds=round(self._drain_seconds),
             log_path=self._log_path,
+            arrangement=self._arrangement,
+            probe=self._probe,
         )
         self._stopping.clear()
         self._settled.clear()

@@ -16,6 +16,6 @@ Knows nothing of how the model is driven; `conch.engine.runner` does that.
     engine.py    the whole step: checkpoint directory -> engine directory
 """
 
-from conch_build.compile.openvino.engine import MODEL_FILE, TOKENIZER_DIR, compile_engine
+from conch_build.compile.openvino.engine import MODEL_FILE, compile_engine
 
-__all__ = ["MODEL_FILE", "TOKENIZER_DIR", "compile_engine"]
+__all__ = ["MODEL_FILE", "compile_engine"]

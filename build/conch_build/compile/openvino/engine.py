@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Literal
 from conch_build.compile.openvino.layouts import method_of
 from conch_build.errors import CompileError
 from conch_build.machine import has_bf16
-from conch_build.manifest import EngineKvCache, EngineManifest, EngineQuantization, EngineSpeculation
+from conch_build.manifest import (
+    TOKENIZER_DIR,
+    TOKENIZER_FILES,
+    EngineKvCache,
+    EngineManifest,
+    EngineQuantization,
+    EngineSpeculation,
+)
 from conch_build.quantized import producer, stored_group_size
 from conch_build.sizing import cpu_kv_dtype
 
@@ -25,18 +32,6 @@ CANDIDATES = 64
 """Best tokens that the graph hands out for each sampled row: enough for 20 log probs and the usual top_k."""
 
 MODEL_FILE = "model.xml"
-TOKENIZER_DIR = "tokenizer"
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "config.json",
-)
 
 
 def compile_engine(checkpoint: Path, out: Path, plan: Plan, info: ModelInfo) -> EngineManifest:
@@ -57,7 +52,7 @@ def compile_engine(checkpoint: Path, out: Path, plan: Plan, info: ModelInfo) -> 
         raise CompileError(f"OpenVINO refused the graph: {error}", where=str(checkpoint)) from error
     tokenizer = out / TOKENIZER_DIR
     tokenizer.mkdir()
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         if (checkpoint / name).exists():
             shutil.copyfile(checkpoint / name, tokenizer / name)
     manifest = _manifest(checkpoint, plan, info, decoder, time.perf_counter() - started)

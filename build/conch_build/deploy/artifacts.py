@@ -1,0 +1,74 @@
+"""What is deployed: a plan's engine and repository, the image that serves them, and what must be seen of the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conch_build.compile.tensorrt.recipe import container_of
+from conch_build.errors import PlanError
+from conch_build.files import home
+from conch_build.plan import Plan
+from conch_build.profiles import profile_for
+
+
+@dataclass(frozen=True)
+class Built:
+    """Where the artifacts lie on the machine that serves them. The repository holds absolute paths of that machine."""
+
+    engine: Path
+    repository: Path
+
+    def mounts(self, plan: Plan) -> tuple[str, ...]:
+        """Folders to show at the same path. Of Conch's home a part whole, as one artifact points at others."""
+        return tuple(dict.fromkeys(str(_part_of_home(path)) for path in self._read(plan)))
+
+    def _read(self, plan: Plan) -> Iterator[Path]:
+        yield from (self.engine, self.repository)
+        if plan.engine.backend == "tensorrt":  # its engine has adapters and drafts in it
+            return
+        yield from map(Path, plan.engine.lora.adapters.values())
+        draft = plan.engine.speculation.checkpoint
+        if plan.engine.backend == "pytorch" and draft is not None and Path(draft).is_absolute():
+            yield Path(draft)
+
+
+def image_of(plan: Plan) -> str:
+    """The container in which the plan's engine is built and served."""
+    return container_of(plan, profile_for(plan))
+
+
+def triton_image(plan: Plan) -> str:
+    """The same, which must have a tritonserver in it. Raises PlanError for one that is known to have none."""
+    profile, image = profile_for(plan), image_of(plan)
+    if any(known.tag == image and not known.triton for known in profile.containers):
+        raise PlanError(
+            f"{image} has no tritonserver, and no image with TensorRT-LLM {profile.name} is known to have one",
+            where="target.container",
+            fix="Name an image that has both, take `target.tensorrt_llm: 1.2.1`, or serve with `trtllm-serve`.",
+        )
+    return image
+
+
+def _part_of_home(path: Path) -> Path:
+    if not path.is_relative_to(home()):
+        return path
+    return home() / path.relative_to(home()).parts[0]
+
+
+def check_triton(plan: Plan, what: str) -> None:
+    """Raises PlanError for a plan that Triton does not serve, or not with the tensors that the gateway speaks."""
+    if plan.serving.disaggregated is not None:
+        raise PlanError(
+            f"{what} serves through Triton, and disaggregated workers are `trtllm-serve`, before which the gateway "
+            "cannot stand yet",
+            where="serving.disaggregated",
+            fix="Start them with the script that `conch build` writes, or leave `disaggregated` out.",
+        )
+    if plan.serving.triton.layout == "llmapi":
+        raise PlanError(
+            f"{what} puts the gateway before Triton, and it speaks token ids, which the layout `llmapi` does not take",
+            where="serving.triton.layout",
+            fix="Take `ensemble` or `tokens`.",
+        )

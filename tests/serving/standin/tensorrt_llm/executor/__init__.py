@@ -1,0 +1,1 @@
+"""As upstream's: requests."""
