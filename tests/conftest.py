@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def what_gpu_tests_lack() -> str | None:
     """None on a machine that can run them."""
-    from conch_build.nvidia import installed_gpus
+    from conch_build.gpu.installed import installed_gpus
 
     if not installed_gpus():
         return "no NVIDIA GPU"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conch_build import gpu_families
+from conch_build.gpu import families as gpu_families
 
 if TYPE_CHECKING:
     from conch_build.model_info import ModelInfo

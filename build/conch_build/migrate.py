@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conch_build.errors import PlanError
-from conch_build.gpus import Gpu, find_gpu
+from conch_build.gpu.cards import Gpu, find_gpu
 from conch_build.plan import Plan, parse_plan
 from conch_build.preflight.precision import KERNELS
 from conch_build.yaml_edit import REMOVED, edited, scalar

@@ -37,7 +37,7 @@ def hosting_of(plan: Plan) -> Hosting:
     if plan.engine.backend == "openvino":
         return Hosting()
     from conch_build.deploy.artifacts import check_triton, image_of
-    from conch_build.gpus import gpu_of
+    from conch_build.gpu.cards import gpu_of
 
     check_triton(plan, "`conch serve`")
     arrangement = arrangement_of(plan)

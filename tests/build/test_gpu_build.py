@@ -19,8 +19,8 @@ import yaml
 from conch_build.compile.gpu_stages import check_gpu
 from conch_build.compile.run import EXAMPLES_VARIABLE
 from conch_build.errors import BuildError, CheckpointError, CompileError, SetupError
+from conch_build.gpu.installed import InstalledGpu
 from conch_build.manifest import GpuEngineManifest
-from conch_build.nvidia import InstalledGpu
 from conch_build.pipeline import BuildResult, build
 from conch_build.plan import Plan
 from conch_build.store import Store

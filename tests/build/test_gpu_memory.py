@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch_build.gpu_memory import GpuMemory, gpu_memory
-from conch_build.gpu_sizing import (
+from conch_build.gpu.memory import GpuMemory, gpu_memory
+from conch_build.gpu.sizing import (
     activation_bytes,
     gpu_kv_bytes_per_token,
     kv_pool_tokens,
@@ -20,8 +20,8 @@ from conch_build.gpu_sizing import (
     nccl_bytes,
     requests_held,
 )
-from conch_build.gpu_storage import STORAGE, storage_of, stored_format
-from conch_build.gpu_weights import Split, adapter_bytes, kv_heads_per_gpu, stage_layers, weight_bytes
+from conch_build.gpu.storage import STORAGE, storage_of, stored_format
+from conch_build.gpu.weights import Split, adapter_bytes, kv_heads_per_gpu, stage_layers, weight_bytes
 from conch_build.model_info import Latent, ModelInfo
 from conch_build.plan import Plan, parse_plan
 from tests.build.configs import Name, described

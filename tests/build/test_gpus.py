@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conch_build.errors import PlanError
-from conch_build.gpus import GPUS, find_gpu, gpu_of
+from conch_build.gpu.cards import GPUS, find_gpu, gpu_of
 from conch_build.plan import Plan, parse_plan
 
 

@@ -15,7 +15,7 @@ import pytest
 from conch.gpu_check.plans import gpu_plan
 from conch.gpu_check.questions import QUESTIONS, TokenIds, ask, ask_streaming, compare
 from conch.gpu_check.server import Stack, serve_here
-from conch_build.nvidia import installed_gpus
+from conch_build.gpu.installed import installed_gpus
 from conch_build.pipeline import BuildResult
 from tests.conftest import running_triton
 from tests.contract.conftest import running_gateway

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conch_build.errors import PlanError
-from conch_build.gpu_weights import adapter_bytes
+from conch_build.gpu.weights import adapter_bytes
 from conch_build.pack import check_plan
 from conch_build.pack import parameters as tables
 from conch_build.pack.parameters import lookahead_size, values

@@ -19,7 +19,7 @@ from conch.gpu_check.plans import key_of
 from conch.gpu_check.questions import agreement
 from conch.gpu_check.server import serve_in_containers
 from conch_build.errors import DeadlineError, InputError, ServiceError
-from conch_build.nvidia import InstalledGpu, installed_gpus
+from conch_build.gpu.installed import InstalledGpu, installed_gpus
 from tests.serving.test_triton import has_ended, wait_for
 
 H100 = InstalledGpu("NVIDIA H100 80GB HBM3", 81559 << 20, 90, "590.44.01")

@@ -10,7 +10,7 @@ import pytest
 
 from conch.triton.gpu import find_gpu_server
 from conch_build.errors import SetupError
-from conch_build.gpus import GPUS
+from conch_build.gpu.cards import GPUS
 from conch_build.launch import SINGLE
 
 

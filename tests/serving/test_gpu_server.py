@@ -23,7 +23,7 @@ from conch.triton.folder import backend_folder
 from conch.triton.gpu import find_gpu_server
 from conch.triton.probe import CPP_PROBE
 from conch_build.errors import SetupError
-from conch_build.gpus import GPUS
+from conch_build.gpu.cards import GPUS
 from conch_build.launch import SINGLE, Arrangement
 from conch_build.plan import parse_plan
 from tests.serving.test_triton import has_ended, regions_of, wait_for

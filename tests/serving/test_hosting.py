@@ -14,8 +14,8 @@ from conch.gateway.settings import GatewaySettings
 from conch.hosting import check_engine, hosting_of
 from conch.triton.probe import OWN_PROBE
 from conch_build.errors import CompileError, PlanError
+from conch_build.gpu.installed import installed_gpus
 from conch_build.manifest import ENGINE_DIR, GpuAdapter, GpuLora
-from conch_build.nvidia import installed_gpus
 from conch_build.plan import Plan, parse_plan
 from tests.build.models import engine_json
 from tests.build.test_engine_config import wanted, write_engine

@@ -31,8 +31,8 @@ engine: {backend: pytorch, max_seq_len: 1024, max_batch_size: 8, kv_cache: {free
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample model as the plan builds it for the GPU of this machine."""
-    from conch_build.gpus import GPUS
-    from conch_build.nvidia import installed_gpus
+    from conch_build.gpu.cards import GPUS
+    from conch_build.gpu.installed import installed_gpus
     from conch_build.pipeline import build
     from conch_build.plan import parse_plan
     from conch_build.store import Store

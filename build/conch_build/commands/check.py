@@ -10,7 +10,7 @@ import click
 from conch_build.console import Console, with_console
 
 if TYPE_CHECKING:
-    from conch_build.gpu_memory import GpuMemory
+    from conch_build.gpu.memory import GpuMemory
     from conch_build.preflight import Facts, Violation
 
 
@@ -54,7 +54,7 @@ def _repository(folder: Path) -> tuple[dict[str, Any], list[str], list[Violation
 
 
 def _table(facts: Facts, memory: GpuMemory) -> str:
-    from conch_build.gpu_memory import split_of
+    from conch_build.gpu.memory import split_of
     from conch_build.units import format_bytes
 
     assert facts.gpu is not None

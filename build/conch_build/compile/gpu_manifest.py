@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conch_build.compile.precision import gpu_dtype, gpu_kv_dtype
-from conch_build.gpus import gpu_of
+from conch_build.gpu.cards import gpu_of
 from conch_build.manifest import (
     EngineCheckpoint,
     EngineQuantization,

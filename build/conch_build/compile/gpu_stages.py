@@ -36,9 +36,9 @@ from conch_build.compile.tensorrt.recipe import (
 )
 from conch_build.errors import SetupError
 from conch_build.files import home, sha256_file
-from conch_build.gpus import gpu_of
+from conch_build.gpu.cards import gpu_of
+from conch_build.gpu.installed import InstalledGpu, installed_gpus
 from conch_build.manifest import DRAFT_DIR, ENGINE_DIR, EngineCheckpoint, GpuEngineManifest
-from conch_build.nvidia import InstalledGpu, installed_gpus
 from conch_build.plan import Plan
 from conch_build.profiles import profile_for
 from conch_build.recipe import Recipe

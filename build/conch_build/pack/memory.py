@@ -5,9 +5,9 @@ A target and its draft model on the same GPUs hold the same tokens, so they shar
 
 from __future__ import annotations
 
-from conch_build.gpu_memory import kv_bytes_a_token, split_of
-from conch_build.gpu_sizing import DEFAULT_FRACTION, kv_pool_tokens
-from conch_build.gpu_weights import adapter_bytes
+from conch_build.gpu.memory import kv_bytes_a_token, split_of
+from conch_build.gpu.sizing import DEFAULT_FRACTION, kv_pool_tokens
+from conch_build.gpu.weights import adapter_bytes
 from conch_build.pack.deployment import Deployment
 from conch_build.sizing import blocks_for
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conch_build.compile.pytorch.merge import DECIDED
-from conch_build.gpus import Gpu
+from conch_build.gpu.cards import Gpu
 from conch_build.plan import Plan
 from conch_build.preflight.registry import ENGINE, LLM_API, Violation, rule
 from conch_build.profiles import Profile

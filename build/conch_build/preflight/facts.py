@@ -12,8 +12,8 @@ from typing import Any
 from conch_build.checkpoint import Checkpoint, examine
 from conch_build.convert import Say
 from conch_build.errors import CheckpointError, PlanError
-from conch_build.gpu_memory import GpuMemory, gpu_memory
-from conch_build.gpus import Gpu, gpu_of
+from conch_build.gpu.cards import Gpu, gpu_of
+from conch_build.gpu.memory import GpuMemory, gpu_memory
 from conch_build.plan import Plan, plan_of_draft
 from conch_build.preflight.registry import Violation, from_error
 from conch_build.profiles import Profile, profile_for

@@ -10,7 +10,7 @@ from pathlib import Path
 from conch_build.adapters import adaptable_layers, examine
 from conch_build.compile.pytorch.lora import MODULES as API_MODULES
 from conch_build.compile.tensorrt.adapters import MODULES as ENGINE_MODULES
-from conch_build.gpu_storage import stored_format
+from conch_build.gpu.storage import stored_format
 from conch_build.machine import memory_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conch_build.gpu_memory import GpuMemory, gpu_memory, split_of
-from conch_build.gpus import Gpu
+from conch_build.gpu.cards import Gpu
+from conch_build.gpu.memory import GpuMemory, gpu_memory, split_of
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import ENGINE, GPU, Violation, rule

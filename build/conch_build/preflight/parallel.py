@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conch_build.gpu_memory import split_of
+from conch_build.gpu.memory import split_of
 from conch_build.launch.arrangement import arrangement_of
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan

@@ -15,9 +15,9 @@ from conch_build.compile.tensorrt.checkpoint import AWQ_GROUP_SIZES, awq_group_s
 from conch_build.compile.tensorrt.families import check_format
 from conch_build.compile.tensorrt.flags import needs_paged_context, reads_paged
 from conch_build.errors import CheckpointError
-from conch_build.gpu_memory import GpuMemory
-from conch_build.gpu_storage import stored_format
-from conch_build.gpus import Gpu
+from conch_build.gpu.cards import Gpu
+from conch_build.gpu.memory import GpuMemory
+from conch_build.gpu.storage import stored_format
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import ENGINE, GPU, LLM_API, Violation, rule

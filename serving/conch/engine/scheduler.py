@@ -38,9 +38,9 @@ from conch.engine.sequence import Sequence
 from conch_build.errors import RequestError
 
 CHUNK = 128
-"""Of one prompt in one step."""
+"""Of one prompt in one step, where there are others."""
 STEP_PROMPT_TOKENS = 512
-"""Of all prompts in one step: more would only make the first of them wait for the last."""
+"""Of all prompts in one step: more would only make the first of them wait for the last, and newcomers for them all."""
 
 
 @dataclass(slots=True)
@@ -87,6 +87,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_hit_tokens = 0
         self.pace = Pace()
+        self._chunk = CHUNK
         # The smallest chunk of a prompt must fit beside a full batch of others that decode.
         self.fewest = min(FEWEST, config.max_num_tokens - config.batch_size + 1)
 
@@ -154,7 +155,9 @@ class Scheduler:
             batch.add(sequence, 1)
         prompts = [sequence for sequence in self.running if sequence.missing > 1]
         computed = sum(len(slot.tokens) for slot in batch.slots)
-        left = self._prompt_budget(len(decoding), computed, prompts=len(prompts) + len(self.waiting))
+        count = len(prompts) + len(self.waiting)
+        self._chunk = CHUNK if count > 1 else STEP_PROMPT_TOKENS
+        left = self._prompt_budget(len(decoding), computed, prompts=count)
         for sequence in prompts:
             left -= self._add_prompt(batch, sequence, left)
         while self.waiting and left > 0 and len(self.running) < self.config.batch_size:
@@ -245,7 +248,7 @@ class Scheduler:
             return min(size - past, budget)
         if not self.config.chunked_prefill and size <= self.config.max_prompt_len:
             return missing if missing <= budget else 0
-        count = min(missing, budget, CHUNK)
+        count = min(missing, budget, self._chunk)
         if missing - count == 1 < count:  # the last one would be alone
             count -= 1
         return count if count >= min(missing, self.fewest - 1) else 0

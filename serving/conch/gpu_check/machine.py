@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from conch_build.gpu.installed import InstalledGpu, installed_gpus
 from conch_build.machine import memory_bytes
-from conch_build.nvidia import InstalledGpu, installed_gpus
 
 Means = Literal["host", "docker"]
 _CPP_BACKEND = Path("/opt/tritonserver/backends/tensorrtllm")

@@ -8,8 +8,8 @@ import yaml
 
 from conch.gpu_check.machine import Means
 from conch_build.errors import InputError, PlanError
-from conch_build.gpus import GPUS, find_gpu
-from conch_build.nvidia import InstalledGpu
+from conch_build.gpu.cards import GPUS, find_gpu
+from conch_build.gpu.installed import InstalledGpu
 
 _NO_PORT = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 _PORTS = {"http_port": 18000, "grpc_port": 18001, "metrics_port": 18002}

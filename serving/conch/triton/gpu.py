@@ -13,10 +13,10 @@ from pathlib import Path
 
 from conch.triton.find import TritonInstall, installed_server, packaged_server
 from conch_build.errors import SetupError
-from conch_build.gpus import Gpu
+from conch_build.gpu.cards import Gpu
+from conch_build.gpu.installed import installed_gpus
 from conch_build.launch import Arrangement
 from conch_build.launch.commands import LLMAPI_LAUNCH
-from conch_build.nvidia import installed_gpus
 from conch_build.units import format_bytes
 
 _SHARED_MEMORY = 1 << 30

@@ -27,7 +27,7 @@ from conch_build.compile.tensorrt.checkpoint import (
 )
 from conch_build.compile.tensorrt.flags import build_argv
 from conch_build.errors import PlanError
-from conch_build.gpus import gpu_of
+from conch_build.gpu.cards import gpu_of
 from conch_build.manifest import DRAFT_DIR, ENGINE_DIR, LORA_DIR, TOKENIZER_DIR, TOKENIZER_FILES
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 
 from conch_build.compile.precision import gpu_kv_dtype, is_calibrated
 from conch_build.compile.tensorrt.adapters import MODULES
-from conch_build.gpu_sizing import (
+from conch_build.gpu.sizing import (
     CONTEXT_BYTES,
     DEFAULT_FRACTION,
     WORKSPACE_BYTES,
@@ -23,8 +23,8 @@ from conch_build.gpu_sizing import (
     nccl_bytes,
     requests_held,
 )
-from conch_build.gpu_storage import STORAGE, Storage, storage_of, stored_format
-from conch_build.gpu_weights import Split, adapter_bytes, kv_heads_per_gpu, stage_layers, weight_bytes
+from conch_build.gpu.storage import STORAGE, Storage, storage_of, stored_format
+from conch_build.gpu.weights import Split, adapter_bytes, kv_heads_per_gpu, stage_layers, weight_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.sizing import blocks_for

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import prod
 
 from conch_build.families import layers
-from conch_build.gpu_storage import Storage
+from conch_build.gpu.storage import Storage
 from conch_build.model_info import ModelInfo
 
 Shape = tuple[int, ...]
