@@ -146,7 +146,7 @@ class Engine(_Part):
     max_batch_size: Count = 64
     max_num_tokens: Count = 2048
     """Tokens of one step, prompts and decoding together."""
-    max_seq_len: Count = 4096
+    max_seq_len: Annotated[Count, Field(ge=2)] = 4096
     """Tokens of one request, prompt and answer together."""
     max_queue_size: Count = 1024
     """Requests that may wait; more are refused."""

@@ -377,8 +377,8 @@ def test_modules_that_the_plan_leaves_out_are_named(tiny: ModelInfo, tiny_llama:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"alpha_pattern": {"q_proj": 4}}, "has an `alpha_pattern`, which the converter ignores"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "adds to `lm_head`, which engines cannot adapt"),
+        ({"alpha_pattern": {"q_proj": 4}}, "has an `alpha_pattern`, which hf_lora_convert.py ignores"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "adds to `lm_head`, which hf_lora_convert.py cannot adapt"),
     ],
 )
 def test_what_the_converter_would_drop_in_silence_is_refused(

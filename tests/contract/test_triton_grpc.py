@@ -146,6 +146,7 @@ def test_end_ids_are_not_part_of_the_answer(url: str) -> None:
         ({"input_ids": [1, 9_999_999, 3, 4]}, "[RequestError param=prompt code=invalid_value]"),
         ({"input_lengths": 9}, "[RequestError param=input_lengths]"),
         ({"temperature": -1.0, "runtime_top_p": 1.0}, "[RequestError param=temperature code=invalid_value]"),
+        ({"temperature": float("nan")}, "[RequestError param=temperature code=invalid_value]"),
         ({"nonsense": np.array([[1.0]], np.float32)}, "nonsense"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

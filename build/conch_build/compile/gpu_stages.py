@@ -216,4 +216,6 @@ def _versions(plan: Plan) -> dict[str, str]:
 def _code(plan: Plan) -> str:
     """The commands decide what comes out; who runs them does not."""
     folder = HERE / "compile"
-    return sources(folder / "precision.py", folder / "gpu_manifest.py", folder / plan.engine.backend)
+    return sources(
+        folder / "precision.py", folder / "gpu_adapters.py", folder / "gpu_manifest.py", folder / plan.engine.backend
+    )

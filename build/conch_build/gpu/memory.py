@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conch_build.compile.precision import gpu_kv_dtype, is_calibrated
-from conch_build.compile.tensorrt.adapters import MODULES
+from conch_build.compile.tensorrt.adapters import READER
 from conch_build.gpu.sizing import (
     CONTEXT_BYTES,
     DEFAULT_FRACTION,
@@ -146,7 +146,7 @@ def _adapters(plan: Plan, info: ModelInfo, split: Split) -> int:
     if not (lora.adapters or lora.target_modules):
         return 0
     named = lora.target_modules
-    projections = None if named is None else {layer for layer, module in MODULES.items() if module in named}
+    projections = None if named is None else {layer for layer, module in READER.modules.items() if module in named}
     return lora.max_loaded * adapter_bytes(info, lora.max_rank, split, projections)
 
 

@@ -94,8 +94,8 @@ def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violatio
             "engine.kv_cache.size",
             f"{format_bytes(size)} holds {held} blocks; one request of {length} tokens takes {needed} "
             f"({token:,} bytes a token in {dtype})",
-            f"Set it to at least {enough.replace(' ', '')}, or lower `engine.max_seq_len` to "
-            f"{held * cache.tokens_per_block}.",
+            f"Set it to at least {enough.replace(' ', '')}"
+            + (f", or lower `engine.max_seq_len` to {held * cache.tokens_per_block}." if held else "."),
         )
 
 

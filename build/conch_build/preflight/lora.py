@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conch_build.adapters import adaptable_layers, examine
-from conch_build.compile.pytorch.lora import MODULES as API_MODULES
-from conch_build.compile.tensorrt.adapters import MODULES as ENGINE_MODULES
+from conch_build.compile.pytorch.lora import READER as API_READER
+from conch_build.compile.tensorrt.adapters import READER as ENGINE_READER
 from conch_build.gpu.storage import stored_format
 from conch_build.machine import memory_bytes
 from conch_build.model_info import ModelInfo
@@ -53,7 +53,7 @@ def _modules_have_upstreams_names(plan: Plan) -> Iterator[Violation]:
     known = _module_names()
     for name in plan.engine.lora.target_modules or ():
         if name not in known:
-            theirs = {**ENGINE_MODULES, **API_MODULES}.get(name)
+            theirs = {**ENGINE_READER.modules, **API_READER.modules}.get(name)
             near = [theirs] if theirs else difflib.get_close_matches(name, known, n=1)
             fix = f"Did you mean `{near[0]}`?" if near else f"Known: {', '.join(known)}."
             yield Violation("engine.lora.target_modules", f"TensorRT-LLM has no module `{name}`", fix)
@@ -116,4 +116,4 @@ def _module_names() -> list[str]:
     """As the last release with engines lists them for `trtllm-build`; the LLM API has the same."""
     flags = PROFILES["1.2.1"].flags_of("trtllm-build")
     choices = next(flag.choices for flag in flags if flag.name == "--lora_target_modules")
-    return sorted({*map(str, choices), *API_MODULES.values()})
+    return sorted({*map(str, choices), *API_READER.modules.values()})

@@ -257,7 +257,8 @@ def _fp8_has_scales(checkpoint: Checkpoint) -> Iterator[Violation]:
 def _format_violations(form: str, plan: Plan, gpu: Gpu, where: str) -> Iterator[Violation]:
     backend = plan.engine.backend
     kernels = KERNELS[backend].get(form)
-    fix = f"{gpu.label} with this backend has {', '.join(_usable(backend, gpu))}."
+    formats = ", ".join(f"`{name}`" for name in _usable(backend, gpu))
+    fix = f"{gpu.label} with this backend takes {formats}."
     if kernels is None:
         others = [name for name, table in KERNELS.items() if form in table]
         also = f" (`{others[0]}` has)" if others else ""

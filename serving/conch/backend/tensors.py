@@ -178,7 +178,7 @@ def _choice_of_tokens(inputs: Arrays) -> dict[str, Any]:
     top_p = _number(inputs, "runtime_top_p", 0.0)
     min_p = _number(inputs, "conch_min_p", 0.0)
     temperature = _number(inputs, "temperature", 1.0)
-    if not (top_k or top_p or min_p):
+    if not (top_k or top_p or min_p) and temperature >= 0:  # else the engine says what is wrong with it
         temperature = 0.0
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p or 1.0, "min_p": min_p}
 
