@@ -204,7 +204,12 @@ def _end_run(asked: signal.Signals, *, in_containers: bool, when: Path) -> None:
         "recipe = Recipe((Command('t', ('trtllm-build',), image='i'),))\n"
         f"run(recipe, Place({in_containers}), Path({str(when.parent / 'log')!r}))\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.DEVNULL,
+        # Tests that run in the background inherit a Ctrl-C that is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     _wait_for(lambda: when.is_file() and bool(when.read_text()))
     process.send_signal(asked)
     assert process.wait(20) != 0

@@ -85,7 +85,8 @@ def test_log_probs_of_the_prompt_agree_with_those_of_an_answer(url: str) -> None
     assert prompt is not None and scores is not None and top is not None
     assert prompt.shape == (1, len(PROMPT) + 5) and top.shape == (1, len(PROMPT) + 5, 2)
     assert prompt[0, -6:] == pytest.approx(scores.ravel(), abs=0.5)  # rounded otherwise
-    assert all(token in best for token, best in zip(answer.ids, top[0, -6:].tolist(), strict=True))
+    agreeing = sum(token == best for token, best in zip(answer.ids, top[0, -6:, 0].tolist(), strict=True))
+    assert agreeing >= 5
 
 
 def test_a_seed_repeats_a_sampled_answer(url: str) -> None:

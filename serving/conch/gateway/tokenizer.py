@@ -72,15 +72,23 @@ def _byte_level_table() -> dict[str, int]:
 def _load(folder: Path) -> Any:
     if not folder.is_dir():
         raise SetupError("no tokenizer folder", where=str(folder), fix="Run `conch build` again.")
-    # transformers would import torch (seconds, hundreds of megabytes) if it were allowed to find it.
-    os.environ.setdefault("USE_TORCH", "0")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = _without_torch().from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise SetupError(f"the tokenizer does not load: {error}", where=str(folder)) from None
     if not tokenizer.is_fast:
         raise SetupError("the tokenizer has no tokenizer.json", where=str(folder), fix="Convert it to a fast one.")
     return tokenizer
+
+
+def _without_torch() -> Any:
+    """`AutoTokenizer` of a transformers that does not import torch: seconds, and hundreds of megabytes."""
+    asked = {"USE_TORCH": "0", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+    added = asked.keys() - os.environ.keys()
+    os.environ.update({name: asked[name] for name in added})
+    try:
+        from transformers import AutoTokenizer
+    finally:
+        for name in added:  # what this process starts may need torch
+            del os.environ[name]
+    return AutoTokenizer
