@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -79,7 +79,7 @@ def running_triton(build: BuildResult, folder: Path) -> Iterator[TritonServer]:
 
 
 @contextmanager
-def triton_over(repository: Path, folder: Path) -> Iterator[TritonServer]:
+def triton_over(repository: Path, folder: Path, **options: Any) -> Iterator[TritonServer]:
     """A Triton over a model repository."""
     from conch.triton import TritonServer
 
@@ -90,6 +90,7 @@ def triton_over(repository: Path, folder: Path) -> Iterator[TritonServer]:
         metrics_port=0,
         log_path=folder / "triton.log",
         run_folder=folder / "run",
+        **options,
     )
     server.start()
     try:

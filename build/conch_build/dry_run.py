@@ -89,18 +89,17 @@ def _for_gpus(plan: Plan, checkpoint: Checkpoint, draft: tuple[Plan, Checkpoint]
 
 def _served(plan: Plan, out: Path, info: ModelInfo, draft: ModelInfo | None) -> Iterator[str]:
     """The repository that is packed of the engine, and what starts its server."""
-    from conch_build.compile.tensorrt.recipe import container_of
-    from conch_build.launch import ServerFlags, arrangement_of, start_command
+    from conch_build.launch import arrangement_of, flags_of, start_command
     from conch_build.pack import repository_summary
-    from conch_build.profiles import profile_for
+    from conch_build.profiles import container_of
 
     yield f"Triton repository, which `conch build` packs of it:\n\n{repository_summary(plan, out, info, draft)}"
     arrangement = arrangement_of(plan)
-    image = container_of(plan, profile_for(plan))
+    image = container_of(plan)
     if arrangement.nodes > 1:
         yield f"served in {image} on {arrangement.nodes} nodes by the scripts of `conch deploy slurm`"
         return
-    flags = ServerFlags(repository=str(out / "repository"), admin_key="KEY")
+    flags = flags_of(plan, str(out / "repository"), "KEY")
     yield f"served in {image} by `conch serve`, which starts:\n\n{start_command(flags, arrangement).script()}"
 
 

@@ -36,13 +36,14 @@ def hosting_of(plan: Plan) -> Hosting:
     """Raises SetupError for what this machine lacks, PlanError for what `conch serve` cannot start."""
     if plan.engine.backend == "openvino":
         return Hosting()
-    from conch_build.deploy.artifacts import check_triton, image_of
+    from conch_build.deploy.artifacts import check_triton
     from conch_build.gpu.cards import gpu_of
+    from conch_build.profiles import container_of
 
     check_triton(plan, "`conch serve`")
     arrangement = arrangement_of(plan)
     check_one_machine(arrangement)
-    install = find_gpu_server(plan.engine.backend, arrangement, gpu_of(plan), image_of(plan))
+    install = find_gpu_server(plan.engine.backend, arrangement, gpu_of(plan), container_of(plan))
     probe = CPP_PROBE if plan.engine.backend == "tensorrt" else OWN_PROBE
     return Hosting(install, arrangement, probe, _GPU_START_SECONDS)
 

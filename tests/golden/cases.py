@@ -13,17 +13,17 @@ from typing import Any
 from conch_build.dry_run import dry_run
 from conch_build.errors import CheckError
 from conch_build.plan import Plan
+from tests.build.configs import CONFIGS
 
 HERE = Path(__file__).parent
-MODELS = HERE / "models"
 EXPECTED = HERE / "expected"
 
 TENSOR = {
-    "Meta-Llama-3-8B-Instruct": 1,
-    "Llama-3.3-70B-Instruct": 4,
-    "Qwen3-32B": 2,
-    "Mixtral-8x7B-Instruct-v0.1": 2,
-    "SmolLM2-135M-Instruct": 1,
+    "llama-3-8b": 1,
+    "llama-3.3-70b": 4,
+    "qwen3-32b": 2,
+    "mixtral-8x7b": 2,
+    "smollm2-135m": 1,
 }
 """Model -> GPUs that its layers are split over."""
 
@@ -54,7 +54,7 @@ def plan_of(model: str, backend: str, form: str, gpu: str) -> Plan:
     }
     document = {
         "name": model.lower(),
-        "model": {"checkpoint": str(MODELS / model)},
+        "model": {"checkpoint": str(CONFIGS / model)},
         "target": {"gpu": gpu, "tensorrt_llm": "1.2.1"},
         "quantization": {"format": form},
         "engine": engine,
@@ -81,4 +81,4 @@ def _dry_run(plan: Plan) -> str:
         text = dry_run(plan, out=Path("/conch") / plan.name, say=said.append).text()
     except CheckError as refused:
         text = refused.what
-    return "\n".join([*said, text]).replace(str(MODELS), "/models")
+    return "\n".join([*said, text]).replace(str(CONFIGS), "/models")

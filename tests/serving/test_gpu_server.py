@@ -26,6 +26,7 @@ from conch_build.errors import SetupError
 from conch_build.gpu.cards import GPUS
 from conch_build.launch import SINGLE, Arrangement
 from conch_build.plan import parse_plan
+from tests.conftest import triton_over
 from tests.serving.test_triton import has_ended, regions_of, wait_for
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
@@ -99,24 +100,12 @@ def test_what_is_found_for_a_gpu_plan_starts_with_the_flags_of_a_gpu_machine(
     plan = parse_plan("{name: m, model: {checkpoint: sample}, target: {gpu: l4}, engine: {backend: tensorrt}}")
     hosting = hosting_of(plan)
     assert hosting.install is not None and hosting.install.gpu
-    server = TritonServer(
-        counting_repository,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
-        log_path=tmp_path / "triton.log",
-        run_folder=tmp_path / "run",
-        **vars(hosting),
-    )
-    server.start()
-    try:
+    with triton_over(counting_repository, tmp_path, **vars(hosting)) as server:
         command = psutil.Process(server.pid).cmdline()
         assert f"--backend-directory={server_on_path / 'backends'}" in command
         assert not [word for word in command if "gpu-metrics" in word or "pinned-memory" in word]
         with Client(server.grpc_url) as client:
             assert client.generate([1], max_tokens=3).tokens == (2, 3, 4)
-    finally:
-        server.stop(0)
 
 
 @needs_mpi

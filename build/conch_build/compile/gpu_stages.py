@@ -29,7 +29,6 @@ from conch_build.compile.tensorrt.recipe import (
     CHECKPOINT_DIR,
     Source,
     checkpoint_recipe,
-    container_of,
     engine_recipe,
     recipe,
     tools_image,
@@ -40,7 +39,7 @@ from conch_build.gpu.cards import gpu_of
 from conch_build.gpu.installed import InstalledGpu, installed_gpus
 from conch_build.manifest import DRAFT_DIR, ENGINE_DIR, EngineCheckpoint, GpuEngineManifest
 from conch_build.plan import Plan
-from conch_build.profiles import profile_for
+from conch_build.profiles import container_of, profile_for
 from conch_build.recipe import Recipe
 from conch_build.stages import HERE, Say, Stage, line, slug, sources
 from conch_build.store import Artifact, Store
@@ -97,7 +96,7 @@ def expected(plan: Plan, checkpoint: Checkpoint, sha256: str = "unknown") -> Gpu
         plan,
         info,
         release=profile.name,
-        container=container_of(plan, profile),
+        container=container_of(plan),
         modules=modules,
         group_size=awq_group_size(plan, info) if groups else None,
         checkpoint=EngineCheckpoint(source=checkpoint.source, sha256=sha256),

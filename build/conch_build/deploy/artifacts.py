@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conch_build.compile.tensorrt.recipe import container_of
 from conch_build.errors import PlanError
 from conch_build.files import home
 from conch_build.plan import Plan
-from conch_build.profiles import profile_for
+from conch_build.profiles import container_of, profile_for
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,9 @@ class Built:
             yield Path(draft)
 
 
-def image_of(plan: Plan) -> str:
-    """The container in which the plan's engine is built and served."""
-    return container_of(plan, profile_for(plan))
-
-
 def triton_image(plan: Plan) -> str:
-    """The same, which must have a tritonserver in it. Raises PlanError for one that is known to have none."""
-    profile, image = profile_for(plan), image_of(plan)
+    """The plan's container, which must have a tritonserver. Raises PlanError for one that is known to have none."""
+    profile, image = profile_for(plan), container_of(plan)
     if any(known.tag == image and not known.triton for known in profile.containers):
         raise PlanError(
             f"{image} has no tritonserver, and no image with TensorRT-LLM {profile.name} is known to have one",

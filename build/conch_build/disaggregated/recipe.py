@@ -13,7 +13,6 @@ from pathlib import Path
 
 from conch_build.compile.pytorch.arguments import to_yaml
 from conch_build.compile.pytorch.serve import SERVE, checked_argv, serve_argv
-from conch_build.compile.tensorrt.recipe import container_of
 from conch_build.disaggregated import rules
 from conch_build.disaggregated.arguments import longest_prompt, worker_args
 from conch_build.disaggregated.layout import workers_of
@@ -21,7 +20,7 @@ from conch_build.disaggregated.proxy import proxy_config
 from conch_build.disaggregated.script import script
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
-from conch_build.profiles import profile_for
+from conch_build.profiles import container_of, profile_for
 from conch_build.recipe import Command, Recipe, TextFile
 
 PROXY_SECONDS = 600
@@ -50,6 +49,6 @@ def recipe(plan: Plan, info: ModelInfo, model: Path, out: Path, *, draft: Path |
             TextFile("arguments of the generation workers", str(out / "generation.yaml"), to_yaml(generation)),
             TextFile("where the proxy finds them", str(out / "proxy.yaml"), to_yaml(proxy)),
             TextFile("starts and ends the cluster", str(out / "disagg.sh"), text),
-            Command("start the cluster", ("sh", str(out / "disagg.sh"), "run"), image=container_of(plan, profile)),
+            Command("start the cluster", ("sh", str(out / "disagg.sh"), "run"), image=container_of(plan)),
         )
     )

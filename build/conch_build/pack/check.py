@@ -13,8 +13,6 @@ Configs = Mapping[str, Any]
 """Model -> its configuration; None where that does not parse, which is told once and not for all that hangs on it."""
 
 _CPP_BACKEND = "tensorrtllm"
-_ASKED = ("gpt_model_type", "guided_decoding_backend", "tokenizer_dir", "xgrammar_tokenizer_info_path")
-"""Parameters of the C++ backend for which it has no default."""
 _CPP_NEEDS = ("gpt_model_type", "tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
 """Parameters, be they empty, without which the C++ backend does not load."""
 _CALLED = ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name", "multimodal_encoders_name")
@@ -87,9 +85,7 @@ def _file_problems(folder: Path, config: Any) -> Iterator[str]:
         if not _parameter(config, "gpt_model_path"):
             yield "`gpt_model_path` names no engine"
         missing = [key for key in _CPP_NEEDS if key not in config.parameters]
-        yield from (f"`{key}` is missing, and the backend does not load without it" for key in missing)
-    if config.backend == _CPP_BACKEND and (missing := [key for key in _ASKED if key not in config.parameters]):
-        yield f"its backend does not load without the parameters {', '.join(missing)}, which may be empty"
+        yield from (f"`{key}` is missing: the backend does not load without it, be it empty" for key in missing)
 
 
 def _ensemble_problems(ensemble: Any, configs: Configs) -> Iterator[str]:

@@ -14,7 +14,7 @@ Runs nothing, and needs neither a GPU nor TensorRT-LLM.
 from conch_build.profiles.lacks import Lack, profile_violations
 from conch_build.profiles.problem import Problem
 from conch_build.profiles.profile import Container, Profile
-from conch_build.profiles.releases import PROFILES, profile_for, profile_of, release_in
+from conch_build.profiles.releases import PROFILES, container_of, profile_for, profile_of, release_in
 
 __all__ = [
     "PROFILES",
@@ -22,6 +22,7 @@ __all__ = [
     "Lack",
     "Problem",
     "Profile",
+    "container_of",
     "profile_for",
     "profile_of",
     "profile_violations",

@@ -145,3 +145,8 @@ def _number(release: str) -> tuple[int, int, int, float]:
         raise PlanError(f"{release!r} is not the number of a release", where=WHERE, fix=f"Write it as {DEFAULT}.")
     major, minor, patch, candidate = found.groups()
     return int(major), int(minor), int(patch), float(candidate) if candidate else float("inf")
+
+
+def container_of(plan: Plan) -> str:
+    """The image that builds the plan's engine and serves it: an engine runs in no other. Raises PlanError."""
+    return profile_for(plan).container if plan.target.container == "auto" else plan.target.container

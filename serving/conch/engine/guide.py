@@ -67,7 +67,7 @@ def grammar_of(guide: Guide, special: Mapping[str, int] = MappingProxyType({})) 
             case "regex":
                 rules = f"start: /{_regex(guide.text)}/"
             case "choice":
-                choices = ("".join(map(_escaped, choice)) for choice in _choices(guide.text))
+                choices = ("".join(map(_escaped, choice)) for choice in choices_in(guide.text))
                 rules = f"start: /{'|'.join(choices)}/"
             case "structural_tag":
                 rules = structural_lark(guide.text, special, _json_part, _regex)
@@ -117,7 +117,8 @@ def _json(schema: dict[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': _JSON})}"
 
 
-def _choices(text: str) -> list[str]:
+def choices_in(text: str) -> list[str]:
+    """The texts of a guide of the kind `choice`. Raises ValueError."""
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError):

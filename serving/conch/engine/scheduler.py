@@ -87,7 +87,6 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_hit_tokens = 0
         self.pace = Pace()
-        self._chunk = CHUNK
         # The smallest chunk of a prompt must fit beside a full batch of others that decode.
         self.fewest = min(FEWEST, config.max_num_tokens - config.batch_size + 1)
 
@@ -156,15 +155,15 @@ class Scheduler:
         prompts = [sequence for sequence in self.running if sequence.missing > 1]
         computed = sum(len(slot.tokens) for slot in batch.slots)
         count = len(prompts) + len(self.waiting)
-        self._chunk = CHUNK if count > 1 else STEP_PROMPT_TOKENS
         left = self._prompt_budget(len(decoding), computed, prompts=count)
+        most = CHUNK if count > 1 and self.config.chunked_prefill else left
         for sequence in prompts:
-            left -= self._add_prompt(batch, sequence, left)
+            left -= self._add_prompt(batch, sequence, min(left, most))
         while self.waiting and left > 0 and len(self.running) < self.config.batch_size:
             sequence = self.waiting[0]
-            if not self._admit(sequence, left):
+            if not self._admit(sequence, min(left, most)):
                 break
-            left -= self._add_prompt(batch, sequence, left)
+            left -= self._add_prompt(batch, sequence, min(left, most))
         return batch
 
     def settle(self, sequence: Sequence, computed: int) -> None:
@@ -248,7 +247,7 @@ class Scheduler:
             return min(size - past, budget)
         if not self.config.chunked_prefill and size <= self.config.max_prompt_len:
             return missing if missing <= budget else 0
-        count = min(missing, budget, self._chunk)
+        count = min(missing, budget)
         if missing - count == 1 < count:  # the last one would be alone
             count -= 1
         return count if count >= min(missing, self.fewest - 1) else 0

@@ -15,9 +15,9 @@ from conch.gpu_check.machine import Machine, Means, look
 from conch.gpu_check.plans import cpu_plan, gpu_plan
 from conch.gpu_check.questions import QUESTIONS, TEXTS, TokenIds, ask, ask_ensemble, ask_streaming, compare
 from conch.gpu_check.server import Stack, serve_here, serve_in_containers
-from conch_build.deploy.artifacts import image_of
 from conch_build.errors import ServiceError
 from conch_build.plan import load_plan
+from conch_build.profiles import container_of
 
 _MINUTE = 60.0
 _MATCH_SHARE = 0.25
@@ -111,7 +111,7 @@ class Day:
 
     def _facts(self, means: Means, plan: Path, log: Path) -> str:
         """Of each image once."""
-        image = image_of(load_plan(plan))
+        image = container_of(load_plan(plan))
         if image in self._asked:
             return f"{image}: as above"
         self._asked.add(image)

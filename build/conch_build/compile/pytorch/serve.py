@@ -8,10 +8,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from conch_build.compile.tensorrt.recipe import container_of
 from conch_build.errors import PlanError
 from conch_build.plan import Plan
-from conch_build.profiles import Profile, profile_for
+from conch_build.profiles import Profile, container_of, profile_for
 from conch_build.recipe import Command
 
 SERVE = "trtllm-serve"
@@ -30,7 +29,7 @@ def serve_command(plan: Plan, model: Path, args: Path, *, host: str = "127.0.0.1
     ranks = parallel.tensor * parallel.pipeline
     if ranks > plan.target.gpus_per_node:
         argv = [*LAUNCH, "-n", str(ranks), "--ntasks-per-node", str(plan.target.gpus_per_node), RANK, *argv]
-    return Command(f"serve {plan.name}", tuple(argv), image=container_of(plan, profile))
+    return Command(f"serve {plan.name}", tuple(argv), image=container_of(plan))
 
 
 def serve_script(plan: Plan, checkpoint: str, args: str) -> str:

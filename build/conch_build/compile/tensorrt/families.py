@@ -85,5 +85,5 @@ def check_format(architecture: str, form: str) -> None:
         raise PlanError(
             f"engines of {architecture} have no {form} weights",
             where="quantization.format",
-            fix=f"TensorRT-LLM builds them with {', '.join(known)}; or set `engine.backend: pytorch`.",
+            fix=f"TensorRT-LLM builds them with {', '.join(known)}. `engine.backend: pytorch` has formats of its own.",
         )

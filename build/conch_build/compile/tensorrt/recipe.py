@@ -31,7 +31,7 @@ from conch_build.gpu.cards import gpu_of
 from conch_build.manifest import DRAFT_DIR, ENGINE_DIR, LORA_DIR, TOKENIZER_DIR, TOKENIZER_FILES
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
-from conch_build.profiles import PROFILES, Profile, profile_for
+from conch_build.profiles import PROFILES, Profile, container_of, profile_for
 from conch_build.recipe import Command, Recipe, Step
 
 CHECKPOINT_DIR = "checkpoint"
@@ -104,7 +104,7 @@ def _engine_steps(source: Source, out: Path, checkpoint: Path, draft: bool) -> I
         modules=adapters.target_modules(plan, info),
         switches=[flag.name.lstrip("-") for flag in profile.flags_of(BUILD) if flag.type == "flag"],
     )
-    command = Command(f"engine of {model}", tuple(argv), image=container_of(plan, profile))
+    command = Command(f"engine of {model}", tuple(argv), image=container_of(plan))
     yield _checked(profile, command, BUILD, sm=gpu_of(plan).sm)
     if draft:
         return
@@ -115,11 +115,6 @@ def _engine_steps(source: Source, out: Path, checkpoint: Path, draft: bool) -> I
     yield Command("tokenizer", tuple(_tokenizer_argv(source.path, out / TOKENIZER_DIR)))
     argv = ["python3", XGRAMMAR, "--model_dir", str(source.path), "--output_dir", str(out)]
     yield Command("tokenizer of guided decoding", tuple(argv), image=tools)
-
-
-def container_of(plan: Plan, profile: Profile) -> str:
-    """The image that builds engines and serves them: an engine runs in no other."""
-    return profile.container if plan.target.container == "auto" else plan.target.container
 
 
 def tools_image(plan: Plan, profile: Profile) -> str:

@@ -5,7 +5,6 @@ Stop words are not handed on: `outputs` looks for them, as the LLM API knows tex
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.backend.llmapi.sampler import Sampler
-from conch.engine.guide import MAX_GUIDE_BYTES, Guide
+from conch.engine.guide import MAX_GUIDE_BYTES, Guide, choices_in
 from conch.engine.request import Request, SamplingParams
 from conch_build.errors import RequestError, UnsupportedError
 
@@ -177,15 +176,9 @@ def _bias(sampling: SamplingParams, vocab_size: int) -> dict[str, NDArray[np.flo
 
 def _choices(text: str) -> list[str]:
     try:
-        choices = json.loads(text)
-    except (ValueError, RecursionError):
-        choices = None
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-        raise RequestError(
-            "`guided_decoding_guide`: a choice is a JSON list of texts, none of them empty",
-            param="guided_decoding_guide",
-        )
-    return choices
+        return choices_in(text)
+    except ValueError as error:
+        raise RequestError(f"`guided_decoding_guide`: {error}", param="guided_decoding_guide") from None
 
 
 def _quoted(text: str) -> str:
