@@ -15,45 +15,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from conch_build.errors import PlanError
 from conch_build.files import expanded
+from conch_build.plan_gateway import Gateway
+from conch_build.plan_parts import INT32, Count, Gpus, Part, Place, Port
 from conch_build.units import ByteSize, Duration
 
-_INT32 = (1 << 31) - 1
-_LONGEST_NAME, _LONGEST_PATH = 255, 4096
 _UNREADABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\ud800-\\udfff]")
-
-
-def _a_place(value: str) -> str:
-    """Refuse what no file can be called, before a file is looked for."""
-    if not value.strip():
-        raise ValueError("it is empty")
-    if "\n" in value or "\t" in value:
-        raise ValueError(f"{value!r} is more than one line or column")
-    if len(value.encode()) > _LONGEST_PATH or any(len(name.encode()) > _LONGEST_NAME for name in value.split("/")):
-        raise ValueError(f"{value[:20]!r}... is too long for the name of a file")
-    return value
-
-
-Count = Annotated[int, Field(ge=1, le=_INT32, strict=True)]
-"""What the tools behind a plan hold in 32 bits."""
-Gpus = Annotated[int, Field(ge=1, le=4096, strict=True)]
-"""GPUs, or ranks and servers that have some each."""
-Place = Annotated[str, AfterValidator(_a_place)]
-"""A path, or a name that stands for one."""
-Port = Annotated[int, Field(ge=0, le=65535, strict=True)]
 
 QuantFormat = Literal["none", "int8", "int8_sq", "int4_awq", "fp8", "nvfp4", "w4a8_awq"]
 Backend = Literal["openvino", "tensorrt", "pytorch"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Target(_Part):
+class Target(Part):
     gpu: str | None = None
     """The GPU that the engine will run on, as `h100`; the backends `tensorrt` and `pytorch` need it."""
     gpus_per_node: Gpus = 8
@@ -63,7 +39,7 @@ class Target(_Part):
     """Image in which engines are built and served. `auto`: the newest one with that release."""
 
 
-class Model(_Part):
+class Model(Part):
     checkpoint: Place
     """A local Hugging Face directory, a hub id, a `.gguf` file, or `sample`."""
     revision: str | None = None
@@ -74,7 +50,7 @@ class Model(_Part):
     """Convert `.bin` weights to safetensors. Unpickling can run code: only for files you trust."""
 
 
-class Calibration(_Part):
+class Calibration(Part):
     data: Place = "builtin"
     """`builtin`, `self` (the model's own generations), or a `.txt`/`.jsonl` file."""
     samples: Count = 64
@@ -82,7 +58,7 @@ class Calibration(_Part):
     """Tokens kept of each sample."""
 
 
-class Quantization(_Part):
+class Quantization(Part):
     format: QuantFormat = "none"
     group_size: Literal["auto"] | Count = "auto"
     """Weights that share a scale (int4_awq). `auto`: the largest of 128, 64, 32, 16 that fits each width."""
@@ -91,7 +67,7 @@ class Quantization(_Part):
     calibration: Calibration = Calibration()
 
 
-class KvCache(_Part):
+class KvCache(Part):
     size: ByteSize = 1 << 30
     """Or, instead of a size:"""
     free_memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -110,14 +86,14 @@ class KvCache(_Part):
         return self
 
 
-class Parallel(_Part):
+class Parallel(Part):
     tensor: Gpus = 1
     pipeline: Gpus = 1
     expert: Gpus = 1
     """Of a mixture of experts: its experts are spread over so many of the `tensor` GPUs."""
 
 
-class Speculation(_Part):
+class Speculation(Part):
     method: Literal["none", "draft", "ngram", "eagle3", "mtp", "medusa", "lookahead"] = "none"
     checkpoint: Place | None = None
     """Of the draft model, EAGLE-3 head or Medusa heads; `conch draft` makes a draft."""
@@ -127,7 +103,7 @@ class Speculation(_Part):
     """ngram: the last tokens, so many and then fewer, are sought in what came before."""
 
 
-class Lora(_Part):
+class Lora(Part):
     max_rank: Count = 16
     """Largest rank that an adapter may have; memory and time of a slot grow with it."""
     max_loaded: Count = 4
@@ -138,7 +114,7 @@ class Lora(_Part):
     """TensorRT-LLM's names (`attn_q`, ...). None: those of the adapters."""
 
 
-class Engine(_Part):
+class Engine(Part):
     backend: Backend = "openvino"
     precision: Literal["auto", "bf16", "fp16", "f32"] = "auto"
     """Arithmetic of activations. `auto`: bf16 where the CPU has it; the checkpoint's own type on GPUs."""
@@ -163,7 +139,7 @@ class Engine(_Part):
     """pytorch: further arguments of TensorRT-LLM's LLM API: `{cuda_graph_config: {enable_padding: true}}`."""
 
 
-class Triton(_Part):
+class Triton(Part):
     layout: Literal["auto", "tokens", "ensemble", "llmapi"] = "auto"
     """`tokens`: token ids only. `ensemble`: text models around it. `auto`: ensemble."""
     http_port: Port = 8000
@@ -175,7 +151,7 @@ class Triton(_Part):
     """tensorrt: one server a rank, or one that spawns its workers."""
 
 
-class Workers(_Part):
+class Workers(Part):
     instances: Gpus = 1
     tensor: Gpus = 1
     pipeline: Gpus = 1
@@ -183,47 +159,37 @@ class Workers(_Part):
     """Arguments of the LLM API for these workers alone."""
 
 
-class Disaggregated(_Part):
+class Disaggregated(Part):
     context: Workers = Workers()
     """Workers that read prompts."""
     generation: Workers = Workers()
     """Workers that write answers."""
     router: Literal["round_robin", "load_balancing", "kv_cache_aware"] = "round_robin"
-    max_local_prefill_length: Annotated[int, Field(ge=0, le=_INT32, strict=True)] = 0
+    max_local_prefill_length: Annotated[int, Field(ge=0, le=INT32, strict=True)] = 0
     """Prompts up to so many tokens are read by the generation workers themselves."""
     port: Port = 8000
     """Of the proxy."""
-    hosts: list[str] = ["localhost"]
+    hosts: list[str] = Field(default_factory=lambda: ["localhost"])
     """Machines that the workers are spread over, in order."""
 
 
-class Gateway(_Part):
-    host: str = "127.0.0.1"
-    port: Port = 8080
-    """0 takes a free one."""
-    tool_format: Literal["auto", "hermes", "llama3_json", "mistral", "mistral_args"] = "auto"
-    """How the model writes calls of tools; auto: its chat template says."""
-    unknown_parameters: Literal["refuse", "warn"] = "refuse"
-    """What becomes of request parameters that the gateway does not know."""
-
-
-class Serving(_Part):
+class Serving(Part):
     triton: Triton = Triton()
     gateway: Gateway = Gateway()
     disaggregated: Disaggregated | None = None
     """pytorch: prompts and answers on workers of their own, behind a proxy."""
 
 
-class Slo(_Part):
+class Slo(Part):
     ttft_p95: Duration | None = None
     itl_p95: Duration | None = None
 
 
-class Cost(_Part):
+class Cost(Part):
     instance_hourly_usd: Annotated[float, Field(ge=0)] | None = None
 
 
-class Plan(_Part):
+class Plan(Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     """The model's name in the gateway."""
     model: Model

@@ -12,12 +12,12 @@ from conch.gateway.body import parse_body
 from conch.gateway.ceilings import check_request
 from conch.gateway.protocol import UNDONE_CHAT, UNDONE_COMPLETION, ChatRequest, CompletionRequest
 from conch.gateway.sampling import sampling_for
-from conch.gateway.settings import GatewaySettings, Limits
-from conch_build.errors import NotFoundError, RequestError, UnsupportedError
+from conch.gateway.settings import Limits, ModelSettings
+from conch_build.errors import RequestError, UnsupportedError
 
-SETTINGS = GatewaySettings(
-    model_name="tiny",
-    grpc_url="127.0.0.1:1",
+SETTINGS = ModelSettings(
+    name="tiny",
+    servers=(),
     tokenizer=Path("tokenizer"),
     max_seq_len=100,
     vocab_size=1000,
@@ -244,14 +244,6 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: list[Any]) -> None:
 def test_prompt_ids_are_ids_of_the_vocabulary() -> None:
     with pytest.raises(RequestError, match="1000 is no token id"):
         completion(prompt=[1, 1000])
-
-
-@pytest.mark.conforms("REQ-5")
-def test_another_model_is_not_found() -> None:
-    assert chat(model="tiny")
-    error = refused(model="huge")
-    assert isinstance(error, NotFoundError)
-    assert error.code == "model_not_found"
 
 
 @pytest.mark.parametrize("prompt, wanted", [(100, 1), (101, 1), (90, 11), (10, 10**9), (10, 2**63), (100, None)])

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from conch.cli import main
-from conch.gateway.settings import GatewaySettings
+from conch.gateway.settings import ModelSettings
 from conch.hosting import check_engine, hosting_of
 from conch.triton.probe import OWN_PROBE
 from conch_build.errors import CompileError, PlanError
@@ -80,7 +80,7 @@ def test_the_gateway_knows_a_gpu_engine_by_its_record(tmp_path: Path) -> None:
     lora = GpuLora(max_rank=8, target_modules=["attn_q"], adapters=[GpuAdapter(name="terse", id=1)])
     engine = wanted().model_copy(update={"lora": lora})
     engine.save(tmp_path)
-    settings = GatewaySettings.for_engine(tmp_path, grpc_url="127.0.0.1:1")
+    settings = ModelSettings.for_engine(tmp_path, [])
     assert settings.max_seq_len == engine.limits.max_seq_len
     assert settings.end_ids == tuple(engine.end_ids)
     assert settings.adapters == {"terse": 1}

@@ -11,7 +11,8 @@ from conch_build.calibration import RECORD_FIX, parse_record, split_texts
 from conch_build.checkpoint import Checkpoint
 from conch_build.compile.tensorrt.checkpoint import AWQ_GROUP_SIZES, AWQ_SAMPLES
 from conch_build.model_info import ModelInfo
-from conch_build.plan import Cost, Gateway, Lora, Plan, Slo, Speculation, Triton
+from conch_build.plan import Cost, Lora, Plan, Slo, Speculation, Triton
+from conch_build.plan_gateway import Gateway
 from conch_build.preflight.registry import ENGINE, GPU, Violation, rule
 from conch_build.quantize import calibrates
 

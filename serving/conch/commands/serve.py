@@ -44,7 +44,7 @@ def serve(console: Console, plan: Path) -> None:
 
 def _serve(console: Console, plan: Plan, built: BuildResult, hosting: Hosting) -> None:
     from conch.gateway.server import listen, run
-    from conch.gateway.settings import GatewaySettings
+    from conch.gateway.settings import GatewaySettings, ModelSettings, Server
     from conch.triton import State, TritonServer
     from conch_build.files import home
 
@@ -67,14 +67,13 @@ def _serve(console: Console, plan: Plan, built: BuildResult, hosting: Hosting) -
         triton.on_change(lambda state: console.note(f"triton      {state.value}"))
         stack.callback(triton.stop)
         triton.start()
-        settings = GatewaySettings.for_engine(
+        model = ModelSettings.for_engine(
             built.engine.path,
+            [Server(triton.grpc_url, triton.metrics_url)],
             built.repository.path,
-            grpc_url=triton.grpc_url,
-            metrics_url=triton.metrics_url,
             tool_format=gateway.tool_format,
-            lenient=gateway.unknown_parameters == "warn",
         )
+        settings = GatewaySettings((model,), gateway)
 
         def announce(url: str) -> None:
             seconds = time.monotonic() - started

@@ -8,6 +8,8 @@
     dialect.py      what a chat template teaches    health.py       health, version, metrics
     sampling.py     parameters to the engine's      metrics.py      Prometheus, in vLLM's words
     guides.py       what an answer must be          openapi.py      the description of the API
+    exchange.py     a request to its last byte      respond.py      an exchange to its HTTP response
+    served.py       the models                      context.py      what the endpoints share
     upstream.py     the only door to the engine     forks.py        several answers on one stream
     stops.py        stop strings                    reasoning.py    reasoning before an answer
     calls/          calls of tools                  replies.py      both together, as parts.py

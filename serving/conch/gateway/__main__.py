@@ -34,19 +34,13 @@ def main(
 ) -> None:
     """Serve the engine artifact ENGINE over OpenAI's REST API."""
     from conch.gateway.server import run
-    from conch.gateway.settings import GatewaySettings
+    from conch.gateway.settings import GatewaySettings, ModelSettings, Server
+    from conch_build.plan_gateway import Gateway
 
-    settings = GatewaySettings.for_engine(
-        engine,
-        repository,
-        grpc_url=grpc_url,
-        metrics_url=metrics_url,
-        host=host,
-        port=port,
-        drain_seconds=drain_seconds,
-        tool_format=tool_format,
-        lenient=lenient,
-    )
+    server = Server(grpc_url, metrics_url)
+    model = ModelSettings.for_engine(engine, [server], repository, tool_format=tool_format)
+    plan = Gateway(host=host, port=port, unknown_parameters="warn" if lenient else "refuse")
+    settings = GatewaySettings((model,), plan, drain_seconds=drain_seconds)
     run(settings, on_ready=lambda url: console.result({"url": url}, f"listening on {url}"))
 
 

@@ -18,28 +18,28 @@ from conch.gateway.metrics import Metrics
 from conch.gateway.middleware import Admission, BodyLimit, Envelope
 from conch.gateway.models import Models
 from conch.gateway.responses import Responses
+from conch.gateway.served import Catalog, Served
 from conch.gateway.settings import GatewaySettings
-from conch.gateway.tokenizer import Tokenizer
 from conch.gateway.tokens import Tokens
-from conch.gateway.upstream import Upstream
 from conch_build.errors import ConchError
 
 
 def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) -> FastAPI:
     """The gateway as an ASGI app. Call it inside the event loop that will run it. Raises SetupError."""
-    tokenizer = Tokenizer(settings.tokenizer, settings.tool_format)
-    metrics = Metrics(settings.model_name)
+    metrics = Metrics()
     lifecycle = lifecycle or Lifecycle()
-    upstream = Upstream(settings, tokenizer, metrics)
+    catalog = Catalog(Served(model, metrics) for model in settings.models)
     http = httpx.AsyncClient(trust_env=False)
-    context = Context(settings, tokenizer, metrics, lifecycle, upstream)
+    context = Context(settings, metrics, lifecycle, catalog)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with contextlib.suppress(ConchError):  # Triton may come later
-            await upstream.probe()
+        for served in catalog:
+            with contextlib.suppress(ConchError):  # Triton may come later
+                await served.upstream.probe()
         yield
-        await upstream.close()
+        for served in catalog:
+            await served.upstream.close()
         await http.aclose()
 
     app = FastAPI(title="Conch", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
@@ -53,7 +53,7 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     described = openapi.document(app)
     app.add_api_route("/openapi.json", lambda: described, include_in_schema=False)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
+    app.add_middleware(BodyLimit, limit=settings.body_bytes)
     app.add_middleware(Admission, lifecycle=lifecycle)
     app.add_middleware(Envelope)
     return app

@@ -1,4 +1,4 @@
-"""What of a request is refused before any work is done for it: it names another model, or is too much."""
+"""What of a request is refused before any work is done for it: it is too much, or asks for what the engine has not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import json
 from conch.gateway.guides import guide_of
 from conch.gateway.protocol import ChatRequest, CompletionRequest, Generation
 from conch.gateway.sampling import best_of, wanted_log_probs
-from conch.gateway.settings import GatewaySettings
-from conch_build.errors import NotFoundError, RequestError, UnsupportedError
+from conch.gateway.settings import ModelSettings
+from conch_build.errors import RequestError, UnsupportedError
 
 
-def check_request(body: Generation, settings: GatewaySettings) -> None:
+def check_request(body: Generation, settings: ModelSettings) -> None:
     """Everything that can be refused before the prompt is tokenized. Raises RequestError."""
     limits = settings.limits
-    check_model(body.model, settings)
     if body.stream_options is not None and not body.stream:
         raise _needs("stream_options", "stream")
     if body.stream and body.prompt_logprobs is not None:
@@ -37,18 +36,13 @@ def check_request(body: Generation, settings: GatewaySettings) -> None:
     _check_candidates(body, settings)
 
 
-def check_model(model: str | None, settings: GatewaySettings) -> None:
-    if model not in (None, settings.model_name, *settings.adapters):
-        raise NotFoundError(f"The model '{model}' does not exist", param="model", code="model_not_found")
-
-
 def check_id(token: int, param: str, vocab_size: int) -> None:
     if not 0 <= token < vocab_size:
         text = f"Invalid value for '{param}': {token} is no token id; the vocabulary has {vocab_size}"
         raise RequestError(text, param=param, code="invalid_value")
 
 
-def _check_chat(body: ChatRequest, settings: GatewaySettings) -> None:
+def _check_chat(body: ChatRequest, settings: ModelSettings) -> None:
     limits = settings.limits
     if body.top_logprobs and not body.logprobs:
         raise _needs("top_logprobs", "logprobs")
@@ -62,7 +56,7 @@ def _check_chat(body: ChatRequest, settings: GatewaySettings) -> None:
     _at_most("chat_template_kwargs", max(map(len, texts), default=0), limits.stop_chars, "characters in a text")
 
 
-def _check_completion(body: CompletionRequest, settings: GatewaySettings) -> None:
+def _check_completion(body: CompletionRequest, settings: ModelSettings) -> None:
     limits = settings.limits
     _at_most("prompt", len(body.prompt), limits.prompts, "prompts")
     many = "n" if body.best_of is None else "best_of"
@@ -72,7 +66,7 @@ def _check_completion(body: CompletionRequest, settings: GatewaySettings) -> Non
             check_id(token, "prompt", settings.vocab_size)
 
 
-def _check_candidates(body: Generation, settings: GatewaySettings) -> None:
+def _check_candidates(body: Generation, settings: ModelSettings) -> None:
     name = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
     for param, wanted in ((name, wanted_log_probs(body)[1]), ("prompt_logprobs", body.prompt_logprobs or 0)):
         if wanted > settings.top_candidates:

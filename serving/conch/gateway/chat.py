@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from conch.gateway.body import read_body
-from conch.gateway.context import Context, EventStream
+from conch.gateway.context import Context
+from conch.gateway.exchange import Exchange
 from conch.gateway.logprobs import TokenLogProb, chat_log_probs, prompt_log_probs
 from conch.gateway.message import MessageBuilder
 from conch.gateway.parts import Content
 from conch.gateway.protocol import UNDONE_CHAT, ChatRequest
+from conch.gateway.respond import respond_stream, respond_whole
 from conch.gateway.stream import ChatChunks
 from conch.gateway.turn import Turn
 
@@ -31,12 +32,13 @@ class ChatCompletions:
         """Answer a conversation."""
         context = self.context
         body = await read_body(request, ChatRequest, UNDONE_CHAT, lenient=context.settings.lenient)
-        turn = await Turn.begin(body, context)
+        exchange = context.begin(request, "chat.completions", body)
         if body.stream:
-            return await EventStream.begin(request, self._events(body, turn), context.lifecycle)
-        return JSONResponse(await context.lifecycle.while_connected(request.receive, self._whole(body, turn)))
+            return await respond_stream(exchange, context.lifecycle, self._events(body, exchange))
+        return await respond_whole(exchange, context.lifecycle, self._whole(body, exchange))
 
-    async def _whole(self, body: ChatRequest, turn: Turn) -> dict[str, Any]:
+    async def _whole(self, body: ChatRequest, exchange: Exchange) -> dict[str, Any]:
+        turn = await Turn.begin(body, exchange)
         messages = [MessageBuilder() for _ in range(body.n)]
         log_probs: list[list[TokenLogProb]] = [[] for _ in range(body.n)]
         reasons: list[str | None] = [None] * body.n
@@ -48,23 +50,23 @@ class ChatCompletions:
             {
                 "index": index,
                 "message": messages[index].message(),
-                "logprobs": self._log_probs(body, log_probs[index]),
+                "logprobs": _log_probs(body, log_probs[index], exchange),
                 "finish_reason": reasons[index],
             }
             for index in range(body.n)
         ]
-        whole = {**self.context.envelope("chatcmpl", "chat.completion", body), "choices": choices}
+        whole = {**exchange.envelope("chatcmpl", "chat.completion"), "choices": choices}
         if body.prompt_logprobs is not None:
             known = turn.answers[0].prompt_log_probs or []
-            whole["prompt_logprobs"] = prompt_log_probs(known, body.prompt_logprobs, self.context.tokenizer)
+            whole["prompt_logprobs"] = prompt_log_probs(known, body.prompt_logprobs, exchange.served.tokenizer)
         return {**whole, "usage": turn.usage()}
 
-    async def _events(self, body: ChatRequest, turn: Turn) -> AsyncIterator[bytes]:
-        envelope = self.context.envelope("chatcmpl", "chat.completion.chunk", body)
-        chunks = ChatChunks(envelope, with_usage=body.includes_usage)
+    async def _events(self, body: ChatRequest, exchange: Exchange) -> AsyncIterator[bytes]:
+        turn = await Turn.begin(body, exchange)
+        chunks = ChatChunks(exchange.envelope("chatcmpl", "chat.completion.chunk"), with_usage=body.includes_usage)
         role = [chunks.role(index) for index in range(body.n)]
         async for addition in turn.additions():
-            index, log_probs = addition.index, self._log_probs(body, addition.log_probs)
+            index, log_probs = addition.index, _log_probs(body, addition.log_probs, exchange)
             texts = [part.text for part in addition.parts if isinstance(part, Content)]
             parts = [chunks.part(index, part) for part in addition.parts if not isinstance(part, Content)]
             if texts or addition.log_probs:
@@ -77,5 +79,6 @@ class ChatCompletions:
         if body.includes_usage:
             yield chunks.usage(turn.usage())
 
-    def _log_probs(self, body: ChatRequest, log_probs: list[TokenLogProb]) -> dict[str, Any] | None:
-        return chat_log_probs(log_probs, self.context.tokenizer, body.top_logprobs or 0) if body.logprobs else None
+
+def _log_probs(body: ChatRequest, log_probs: list[TokenLogProb], exchange: Exchange) -> dict[str, Any] | None:
+    return chat_log_probs(log_probs, exchange.served.tokenizer, body.top_logprobs or 0) if body.logprobs else None

@@ -17,12 +17,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from conch.gateway.context import Context
 from conch.gateway.errors import body_of, headers_of
 from conch.gateway.metrics import adapter_info, read_engine
+from conch.gateway.served import Served
 from conch_build.errors import ConchError
 
 
 def router(context: Context, http: httpx.AsyncClient) -> APIRouter:
     router = APIRouter()
-    settings = context.settings
 
     @router.get("/health/live")
     async def live() -> dict[str, str]:
@@ -32,11 +32,12 @@ def router(context: Context, http: httpx.AsyncClient) -> APIRouter:
     @router.get("/health/ready")
     @router.get("/health")
     async def ready() -> Response:
-        """The engine answers, and new requests are taken."""
+        """The engines answer, and new requests are taken."""
         if context.lifecycle.draining:
             return JSONResponse({"status": "draining"}, 503, headers_of(503))
         try:
-            await context.upstream.probe()
+            for served in context.catalog:
+                await served.upstream.probe()
         except ConchError as error:
             return JSONResponse({"status": "not ready", **body_of(error)}, 503, headers_of(503))
         return JSONResponse({"status": "ready"})
@@ -49,11 +50,20 @@ def router(context: Context, http: httpx.AsyncClient) -> APIRouter:
     async def metrics() -> Response:
         """Prometheus text: the gateway's metrics and the engine's gauges."""
         text = context.metrics.render().decode()
-        if settings.metrics_url is not None:
-            text += await read_engine(http, settings.metrics_url, settings.model_name)
-        if settings.adapters:
-            with contextlib.suppress(ConchError):  # as with the engine's: no figures rather than old ones
-                text += adapter_info(await context.upstream.adapters(), settings.adapter_slots)
+        for served in context.catalog:
+            text += await _engine_figures(served, http)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+async def _engine_figures(served: Served, http: httpx.AsyncClient) -> str:
+    """No figures of what does not answer, rather than old ones."""
+    text = ""
+    for server in served.settings.servers:
+        if server.metrics_url is not None:
+            text += await read_engine(http, server.metrics_url, served.name)
+    if served.settings.adapters:
+        with contextlib.suppress(ConchError):
+            text += adapter_info(await served.upstream.adapters(), served.settings.adapter_slots)
+    return text

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -50,52 +51,73 @@ _KIND = re.compile(r'(?:request_type|kv_cache_block_type|slot_type|speculation_t
 
 
 class Metrics:
-    """The gateway's own counters and histograms."""
+    """The gateway's own counters and histograms, each with a child a model."""
 
-    def __init__(self, model_name: str) -> None:
-        self.model_name = model_name
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            family = Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
-            return family.labels(model_name)
+            return Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets)
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, ["model_name"], registry=self.registry).labels(model_name)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, ["model_name", *labels], registry=self.registry)
 
-        self.first_token = histogram(
+        self._first_token = histogram(
             "vllm:time_to_first_token_seconds",
             "From a request to its first token, of streamed answers",
             _FIRST,
         )
-        self.between_tokens = histogram("vllm:inter_token_latency_seconds", "From one token to the next", _BETWEEN)
-        self.whole = histogram("vllm:e2e_request_latency_seconds", "From a request to the end of its answer", _WHOLE)
-        self.prompt_size = histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
-        self.answer_size = histogram("vllm:request_generation_tokens", "Tokens of an answer", _TOKENS)
-        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of all prompts")
-        self.generated_tokens = counter("vllm:generation_tokens", "Tokens of all answers")
-        ended = Counter(
+        self._between_tokens = histogram("vllm:inter_token_latency_seconds", "From one token to the next", _BETWEEN)
+        self._whole = histogram("vllm:e2e_request_latency_seconds", "From a request to the end of its answer", _WHOLE)
+        self._prompt_size = histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
+        self._answer_size = histogram("vllm:request_generation_tokens", "Tokens of an answer", _TOKENS)
+        self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of all prompts")
+        self._generated_tokens = counter("vllm:generation_tokens", "Tokens of all answers")
+        self._ended = counter(
             "vllm:request_success",
             "Requests by how they ended; abort: the client went away",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
+            "finished_reason",
         )
-        self.ended = {reason: ended.labels(model_name, reason) for reason in REASONS}
 
-    def watch(self, prompt_tokens: int, *, streaming: bool) -> Watch:
-        return Watch(self, prompt_tokens, streaming)
+    def of(self, model_name: str) -> ModelMetrics:
+        """A model's children, which are there from now on, at zero."""
+        return ModelMetrics(
+            self._first_token.labels(model_name),
+            self._between_tokens.labels(model_name),
+            self._whole.labels(model_name),
+            self._prompt_size.labels(model_name),
+            self._answer_size.labels(model_name),
+            self._prompt_tokens.labels(model_name),
+            self._generated_tokens.labels(model_name),
+            {reason: self._ended.labels(model_name, reason) for reason in REASONS},
+        )
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
 
+@dataclass(frozen=True)
+class ModelMetrics:
+    first_token: Histogram
+    between_tokens: Histogram
+    whole: Histogram
+    prompt_size: Histogram
+    answer_size: Histogram
+    prompt_tokens: Counter
+    generated_tokens: Counter
+    ended: Mapping[str, Counter]
+
+
 class Watch:
-    """One request's clock: told of its tokens and of its end, it keeps the metrics."""
+    """One answer's clock: told of its tokens and of its end, it keeps the metrics."""
 
-    __slots__ = ("_last", "_metrics", "_prompt_tokens", "_start", "_streaming", "_tokens")
+    __slots__ = ("_last", "_metrics", "_on_first", "_prompt_tokens", "_start", "_streaming", "_tokens")
 
-    def __init__(self, metrics: Metrics, prompt_tokens: int, streaming: bool) -> None:
+    def __init__(
+        self, metrics: ModelMetrics, prompt_tokens: int, *, streaming: bool, on_first: Callable[[], None]
+    ) -> None:
         self._metrics = metrics
+        self._on_first = on_first
         self._prompt_tokens = prompt_tokens
         self._streaming = streaming
         self._tokens = 0
@@ -104,6 +126,8 @@ class Watch:
     def tokens(self, count: int) -> None:
         """That many tokens have come at once."""
         now = time.perf_counter()
+        if not self._tokens:
+            self._on_first()
         if self._streaming and not self._tokens:
             self._metrics.first_token.observe(now - self._last)
         elif self._streaming:

@@ -1,7 +1,7 @@
 """GET /v1/models and /v1/models/{name}; POST /v1/load_lora_adapter and /v1/unload_lora_adapter.
 
-The model and its LoRA adapters. Which are there is the engine's to say; where their weights lie is in the repository's
-registry, and no request can name a place.
+The models and their LoRA adapters. Which are there is the engine's to say; where their weights lie is in the
+repository's registry, and no request can name a place.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from conch.gateway.body import read_body
 from conch.gateway.context import Context
+from conch.gateway.served import Served
 from conch_build.errors import NotFoundError
 
 
@@ -45,7 +46,7 @@ class Models:
         return router
 
     async def all(self) -> dict[str, Any]:
-        """The model that this gateway serves, and the adapters that requests may name."""
+        """The models that this gateway serves, and the adapters that requests may name."""
         return {"object": "list", "data": await self._cards()}
 
     async def one(self, name: str) -> dict[str, Any]:
@@ -57,37 +58,38 @@ class Models:
 
     async def load(self, request: Request) -> dict[str, Any]:
         """Read an adapter's weights, again if they were read before; new requests use what lies there now."""
-        name = await self._order(request, "load")
-        return self._card(name)
+        name, served = await self._order(request, "load")
+        return self._card(served, name)
 
     async def unload(self, request: Request) -> dict[str, Any]:
         """Forget an adapter until it is loaded again; running answers end with it."""
-        name = await self._order(request, "unload")
+        name, _ = await self._order(request, "unload")
         return {"id": name, "object": "model", "deleted": True}
 
-    async def _order(self, request: Request, command: str) -> str:
+    async def _order(self, request: Request, command: str) -> tuple[str, Served]:
         order = await read_body(request, AdapterOrder, {})
-        number = self.context.settings.adapters.get(order.lora_name)
-        if number is None:
-            raise _unknown(order.lora_name, "lora_name")
-        await self.context.upstream.adapters(command, number)
-        return order.lora_name
+        for served in self.context.catalog:
+            if order.lora_name in served.settings.adapters:
+                await served.upstream.adapters(command, served.settings.adapters[order.lora_name])
+                return order.lora_name, served
+        raise _unknown(order.lora_name, "lora_name")
 
     async def _cards(self) -> list[dict[str, Any]]:
-        settings = self.context.settings
-        adapters = await self.context.upstream.adapters() if settings.adapters else []
-        there = [adapter["name"] for adapter in adapters if adapter["state"] != "unloaded"]
-        return [self._card(settings.model_name), *(self._card(name) for name in there)]
+        return [card for served in self.context.catalog for card in await self._cards_of(served)]
 
-    def _card(self, name: str) -> dict[str, Any]:
-        settings = self.context.settings
+    async def _cards_of(self, served: Served) -> list[dict[str, Any]]:
+        adapters = await served.upstream.adapters() if served.settings.adapters else []
+        there = [adapter["name"] for adapter in adapters if adapter["state"] != "unloaded"]
+        return [self._card(served, name) for name in (served.name, *there)]
+
+    def _card(self, served: Served, name: str) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "conch",
-            "parent": None if name == settings.model_name else settings.model_name,
-            "max_model_len": settings.max_seq_len,
+            "parent": None if name == served.name else served.name,
+            "max_model_len": served.settings.max_seq_len,
         }
 
 

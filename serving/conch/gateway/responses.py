@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from conch.gateway import errors
 from conch.gateway.body import read_body, validated
-from conch.gateway.context import Context, EventStream
+from conch.gateway.context import Context
+from conch.gateway.exchange import Exchange
 from conch.gateway.logprobs import chat_log_probs
 from conch.gateway.message import MessageBuilder
 from conch.gateway.parts import Content
 from conch.gateway.protocol import ChatRequest
 from conch.gateway.protocol.responses import UNDONE_RESPONSES, ResponsesRequest
+from conch.gateway.respond import respond_stream, respond_whole
 from conch.gateway.response_output import Event, ResponseOutput
 from conch.gateway.response_store import ResponseStore, Stored
 from conch.gateway.stream import dumps
@@ -42,7 +43,7 @@ _NAMES = {
 class Responses:
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._store = ResponseStore(context.settings.limits.stored_responses_bytes)
+        self._store = ResponseStore(context.settings.stored_responses_bytes)
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -59,13 +60,11 @@ class Responses:
         earlier = self._store.get(previous, "previous_response_id").messages if previous is not None else []
         with _renamed():
             chat = _chat(body, earlier)
-            turn = await Turn.begin(chat, context)
-        answer = _Answer(body, chat, turn, self)
+        exchange = context.begin(request, "responses", chat)
+        answer = _Answer(body, chat, exchange, self)
         if body.stream:
-            return await EventStream.begin(
-                request, answer.events(), context.lifecycle, last=b"", failure=answer.failure
-            )
-        return JSONResponse(await context.lifecycle.while_connected(request.receive, answer.whole()))
+            return await respond_stream(exchange, context.lifecycle, answer.events(), last=b"", failure=answer.failure)
+        return await respond_whole(exchange, context.lifecycle, answer.whole())
 
     async def retrieve(self, response_id: str) -> dict[str, Any]:
         """A response that is remembered."""
@@ -83,14 +82,15 @@ class Responses:
 class _Answer:
     """One response in the making."""
 
-    def __init__(self, body: ResponsesRequest, chat: ChatRequest, turn: Turn, owner: Responses) -> None:
+    def __init__(self, body: ResponsesRequest, chat: ChatRequest, exchange: Exchange, owner: Responses) -> None:
         self._body = body
         self._chat = chat
-        self._turn = turn
+        self._exchange = exchange
         self._owner = owner
         self._output = ResponseOutput()
         self._message = MessageBuilder()
         self._number = 0
+        self._usage: dict[str, Any] = {}
         self._response = self._begun()
 
     async def whole(self) -> dict[str, Any]:
@@ -120,14 +120,16 @@ class _Answer:
 
     async def _additions(self) -> AsyncIterator[Addition]:
         with _renamed():
-            async for addition in self._turn.additions():
+            turn = await Turn.begin(self._chat, self._exchange)
+            async for addition in turn.additions():
                 yield addition
+            self._usage = turn.usage()
 
     def _add(self, addition: Addition) -> list[Event]:
         self._message.add(addition.parts)
         log_probs: list[dict[str, Any]] = []
         if self._body.wants_log_probs:
-            tokenizer = self._owner.context.tokenizer
+            tokenizer = self._exchange.served.tokenizer
             log_probs = chat_log_probs(addition.log_probs, tokenizer, self._body.top_logprobs or 0)["content"]
         events = []
         for part in addition.parts:
@@ -137,7 +139,7 @@ class _Answer:
     def _end(self, reason: str | None) -> list[Event]:
         status = "incomplete" if reason == "length" else "completed"
         events = self._output.finish(status)
-        usage = self._turn.usage()
+        usage = self._usage
         self._response |= {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -178,7 +180,7 @@ class _Answer:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "model": body.model or self._owner.context.settings.model_name,
+            "model": self._exchange.model,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},

@@ -8,7 +8,7 @@ from typing import Any
 from conch.client import Sampling
 from conch.gateway.guides import Guide
 from conch.gateway.protocol import ChatRequest, CompletionRequest, Generation
-from conch.gateway.settings import GatewaySettings
+from conch.gateway.settings import ModelSettings
 from conch_build.errors import RequestError
 
 _TIERS = {"flex": -1, "default": 0, "priority": 1}
@@ -19,7 +19,7 @@ _TIER = 10_000
 def sampling_for(
     body: Generation,
     prompt: Sequence[int],
-    settings: GatewaySettings,
+    settings: ModelSettings,
     *,
     guide: Guide | None = None,
     bad_words: Sequence[Sequence[int]] = (),

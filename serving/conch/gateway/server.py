@@ -46,7 +46,7 @@ def run(
     import uvloop
 
     uvloop.install()
-    asyncio.run(serve(settings, sock or listen(settings.host, settings.port), on_ready))
+    asyncio.run(serve(settings, sock or listen(settings.plan.host, settings.plan.port), on_ready))
 
 
 async def serve(settings: GatewaySettings, sock: socket.socket, on_ready: Callable[[str], None] | None = None) -> None:

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
 from conch.gateway.body import read_body, validated
-from conch.gateway.ceilings import check_id, check_model
+from conch.gateway.ceilings import check_id
 from conch.gateway.context import Context
 from conch.gateway.protocol import ChatRequest, Message, Tool
 from conch.gateway.protocol.base import Part
+from conch.gateway.served import Served
 from conch.gateway.templating import chat_prompt
 
 
@@ -56,32 +57,33 @@ class Tokens:
         """The ids of a text or a conversation, as a request with it would have them."""
         context = self.context
         body = await read_body(request, TokenizeRequest, {}, lenient=context.settings.lenient)
-        check_model(body.model, context.settings)
+        served = context.catalog.find(body.model)
         if body.messages is None:
-            ids = await context.off_loop(len(body.prompt or ""), self._encode, body)
+            ids = await served.off_loop(len(body.prompt or ""), _encode, body, served)
         else:
             size = sum(len(message.content or "") for message in body.messages)
-            ids = await context.off_loop(size, self._chat, body)
-        shown = {"count": len(ids), "max_model_len": context.settings.max_seq_len, "tokens": ids}
-        names = context.tokenizer.hf.convert_ids_to_tokens(ids) if body.return_token_strs else None
+            ids = await served.off_loop(size, _chat, body, served)
+        shown = {"count": len(ids), "max_model_len": served.settings.max_seq_len, "tokens": ids}
+        names = served.tokenizer.hf.convert_ids_to_tokens(ids) if body.return_token_strs else None
         return {**shown, "token_strs": names}
 
     async def detokenize(self, request: Request) -> dict[str, Any]:
         """The text of ids, special tokens included."""
         context = self.context
         body = await read_body(request, DetokenizeRequest, {}, lenient=context.settings.lenient)
-        check_model(body.model, context.settings)
+        served = context.catalog.find(body.model)
         for token in body.tokens:
-            check_id(token, "tokens", context.settings.vocab_size)
-        return {"prompt": await context.off_loop(len(body.tokens), context.tokenizer.whole_decoder.text, body.tokens)}
+            check_id(token, "tokens", served.settings.vocab_size)
+        return {"prompt": await served.off_loop(len(body.tokens), served.tokenizer.whole_decoder.text, body.tokens)}
 
-    def _encode(self, body: TokenizeRequest) -> list[int]:
-        special = body.add_special_tokens is not False
-        return self.context.tokenizer.encode(body.prompt or "", special=special)
 
-    def _chat(self, body: TokenizeRequest) -> list[int]:
-        taken = ("messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
-        given = {name: getattr(body, name) for name in taken if name in body.model_fields_set}
-        chat = validated(given, ChatRequest)
-        tokenizer = self.context.tokenizer
-        return chat_prompt(chat, chat.tools, tokenizer, tokenizer.dialect).ids
+def _encode(body: TokenizeRequest, served: Served) -> list[int]:
+    special = body.add_special_tokens is not False
+    return served.tokenizer.encode(body.prompt or "", special=special)
+
+
+def _chat(body: TokenizeRequest, served: Served) -> list[int]:
+    taken = ("messages", "add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
+    given = {name: getattr(body, name) for name in taken if name in body.model_fields_set}
+    chat = validated(given, ChatRequest)
+    return chat_prompt(chat, chat.tools, served.tokenizer, served.tokenizer.dialect).ids

@@ -14,8 +14,8 @@ from typing import Any
 from conch.gateway.calls import enforce
 from conch.gateway.calls.reader import CallReader
 from conch.gateway.ceilings import check_request
-from conch.gateway.context import Context, total_usage
 from conch.gateway.dialect import Dialect
+from conch.gateway.exchange import Exchange
 from conch.gateway.guides import Guide, blamed, guide_of, tagged
 from conch.gateway.logprobs import TokenLogProb
 from conch.gateway.parts import Content, Part
@@ -41,30 +41,35 @@ class Addition:
 class Turn:
     """The answers to a conversation, in the making."""
 
-    def __init__(self, answers: list[Answer], readers: list[ReplyReader | None], guide: Guide | None) -> None:
+    def __init__(
+        self, exchange: Exchange, answers: list[Answer], readers: list[ReplyReader | None], guide: Guide | None
+    ) -> None:
         self.answers = answers
+        self._exchange = exchange
         self._readers = readers
         self._guide = guide
 
     @classmethod
-    async def begin(cls, body: ChatRequest, context: Context) -> Turn:
-        """Raises RequestError for what can be told before the engine is asked."""
-        check_request(body, context.settings)
-        dialect = context.tokenizer.dialect
+    async def begin(cls, body: ChatRequest, exchange: Exchange) -> Turn:
+        """Raises RequestError for what can be told before the engine is asked, ConchError when it may not be asked."""
+        served = exchange.served
+        check_request(body, served.settings)
+        dialect = served.tokenizer.dialect
         tools = _callable(body)
-        guide = _guide(body, tools, context)
+        guide = _guide(body, tools, dialect)
         size = sum(len(message.content or "") for message in body.messages)
         size += sum(len(json.dumps(tool.function.parameters)) for tool in tools)
-        prompt: Prompt = await context.off_loop(
-            size, lambda: chat_prompt(body, tools, context.tokenizer, dialect, reasoning=guide is None)
+        prompt: Prompt = await served.off_loop(
+            size, lambda: chat_prompt(body, tools, served.tokenizer, dialect, reasoning=guide is None)
         )
         ids = prompt.ids[-body.truncate_prompt_tokens :] if body.truncate_prompt_tokens else prompt.ids
-        words = context.tokenizer.words(body.bad_words) if body.bad_words else ()
-        sampling = sampling_for(body, ids, context.settings, guide=guide, bad_words=words)
-        readers = [_reader(body, tools, prompt, context, guided=guide is not None) for _ in range(body.n)]
-        decoder = context.decoder_for(body, marking=readers[0] is not None)
-        answers = context.upstream.answers(ids, sampling, stops=body.stop, streaming=body.stream, decoder=decoder)
-        return cls(answers, readers, guide)
+        words = served.tokenizer.words(body.bad_words) if body.bad_words else ()
+        sampling = sampling_for(body, ids, served.settings, guide=guide, bad_words=words)
+        readers = [_reader(body, tools, prompt, dialect, guided=guide is not None) for _ in range(body.n)]
+        decoder = served.decoder_for(body, marking=readers[0] is not None)
+        with blamed(guide):
+            (answers,) = await exchange.ask([ids], [sampling], stops=body.stop, decoder=decoder)
+        return cls(exchange, answers, readers, guide)
 
     async def additions(self) -> AsyncIterator[Addition]:
         """All that comes, of every answer. Raises RequestError when the engine refuses what the answers must be."""
@@ -86,7 +91,8 @@ class Turn:
 
     def usage(self) -> dict[str, Any]:
         """Of all answers, at their end."""
-        return total_usage(self.answers, sum(reader.reasoning_tokens for reader in self._readers if reader))
+        self._exchange.reasoning_tokens = sum(reader.reasoning_tokens for reader in self._readers if reader)
+        return self._exchange.usage()
 
     @contextmanager
     def blaming(self) -> Iterator[None]:
@@ -102,13 +108,12 @@ def _callable(body: ChatRequest) -> list[Tool]:
     return [tool for tool in body.tools if choice.names is None or tool.function.name in choice.names]
 
 
-def _guide(body: ChatRequest, tools: list[Tool], context: Context) -> Guide | None:
+def _guide(body: ChatRequest, tools: list[Tool], dialect: Dialect) -> Guide | None:
     """What every answer must be; calls of tools are part of it."""
     asked = guide_of(body)
     if not tools:
         return asked
-    dialect, choice = context.tokenizer.dialect, body.tool_choice
-    markup = dialect.markup
+    choice, markup = body.tool_choice, dialect.markup
     if asked is not None and asked.kind != "json_schema":
         text = f"'{asked.param}' cannot be combined with 'tools': only schemas can"
         raise RequestError(text, param=asked.param, code="invalid_value")
@@ -133,10 +138,9 @@ def _is_single(body: ChatRequest, dialect: Dialect) -> bool:
 
 
 def _reader(
-    body: ChatRequest, tools: list[Tool], prompt: Prompt, context: Context, *, guided: bool
+    body: ChatRequest, tools: list[Tool], prompt: Prompt, dialect: Dialect, *, guided: bool
 ) -> ReplyReader | None:
     """None: the answer is text and nothing else."""
-    dialect = context.tokenizer.dialect
     marks = None if guided else dialect.marks
     if not tools and marks is None:
         return None

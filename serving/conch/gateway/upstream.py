@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from conch.client import AsyncClient, Delta, Sampling
 from conch.gateway.forks import Stream, forked
 from conch.gateway.logprobs import TokenLogProb, entries, prompt_entries
-from conch.gateway.metrics import Metrics, Watch
-from conch.gateway.settings import GatewaySettings
+from conch.gateway.metrics import Watch
+from conch.gateway.settings import ModelSettings, Server
 from conch.gateway.stops import StopMatcher
 from conch.gateway.tokenizer import Tokenizer
 from conch.text import Detokenizer, IdDecoder
@@ -130,13 +130,12 @@ class Answer:
 
 
 class Upstream:
-    """The engine behind Triton."""
+    """The engine behind one Triton."""
 
-    def __init__(self, settings: GatewaySettings, tokenizer: Tokenizer, metrics: Metrics) -> None:
-        self._client = AsyncClient(settings.grpc_url, backend=settings.cpp_backend)
+    def __init__(self, settings: ModelSettings, server: Server, tokenizer: Tokenizer) -> None:
+        self._client = AsyncClient(server.grpc_url, backend=settings.cpp_backend)
         self._built_in = settings.adapters if settings.cpp_backend else None
         self._tokenizer = tokenizer
-        self._metrics = metrics
         self._asked_for_feed = False
 
     def answers(
@@ -146,11 +145,13 @@ class Upstream:
         *,
         stops: Sequence[str],
         streaming: bool,
+        watch: Callable[[int], Watch],
         decoder: IdDecoder | None = None,
     ) -> list[Answer]:
         """Start the `sampling.n` answers. A caller that wants them whole, and no stop string, gets each in one message.
 
-        `decoder` shows other tokens than the tokenizer's own.
+        `watch` makes the clock of an answer that counts so many tokens of prompt; `decoder` shows other tokens
+        than the tokenizer's own.
         """
         stream = self._client.open(prompt, sampling, streaming=streaming or bool(stops))
         return [
@@ -160,7 +161,7 @@ class Upstream:
                 () if index else prompt,
                 stops=stops,
                 min_tokens=sampling.min_tokens or 0,
-                watch=self._metrics.watch(0 if index else len(prompt), streaming=streaming),
+                watch=watch(0 if index else len(prompt)),
             )
             for index, part in enumerate(forked(stream, sampling.n))
         ]
