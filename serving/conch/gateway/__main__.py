@@ -14,10 +14,11 @@ from conch_build.console import Console, with_console
 @click.option("--grpc-url", required=True, help="Triton's gRPC port, host:port.")
 @click.option("--repository", type=click.Path(path_type=Path), help="Triton's repository, which names the adapters.")
 @click.option("--metrics-url", help="Triton's metrics, http://host:port/metrics.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="Whose `serving.gateway` says the rest.")
+@click.option("--host", help="Default: the plan's, or 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Default: the plan's, or 8080; 0 takes a free one.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Time for running answers after SIGTERM.")
-@click.option("--tool-format", default="auto", show_default=True, help="How the model writes calls of tools.")
+@click.option("--tool-format", help="How the model writes calls of tools.")
 @click.option("--lenient", is_flag=True, help="Leave out unknown parameters with a warning.")
 @with_console
 def main(
@@ -26,20 +27,24 @@ def main(
     grpc_url: str,
     repository: Path | None,
     metrics_url: str | None,
-    host: str,
-    port: int,
+    plan_path: Path | None,
+    host: str | None,
+    port: int | None,
     drain_seconds: float,
-    tool_format: str,
+    tool_format: str | None,
     lenient: bool,
 ) -> None:
     """Serve the engine artifact ENGINE over OpenAI's REST API."""
     from conch.gateway.server import run
     from conch.gateway.settings import GatewaySettings, ModelSettings, Server
+    from conch_build.plan import load_plan
     from conch_build.plan_gateway import Gateway
 
+    plan = load_plan(plan_path).serving.gateway if plan_path else Gateway()
+    given = {"host": host, "port": port, "unknown_parameters": "warn" if lenient else None}
+    plan = plan.model_copy(update={name: value for name, value in given.items() if value is not None})
     server = Server(grpc_url, metrics_url)
-    model = ModelSettings.for_engine(engine, [server], repository, tool_format=tool_format)
-    plan = Gateway(host=host, port=port, unknown_parameters="warn" if lenient else "refuse")
+    model = ModelSettings.for_engine(engine, [server], repository, tool_format=tool_format or plan.tool_format)
     settings = GatewaySettings((model,), plan, drain_seconds=drain_seconds)
     run(settings, on_ready=lambda url: console.result({"url": url}, f"listening on {url}"))
 
