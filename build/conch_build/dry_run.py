@@ -14,8 +14,10 @@ from conch_build.checkpoint import Checkpoint
 from conch_build.files import home
 from conch_build.manifest import DRAFT_DIR, ENGINE_FILE
 from conch_build.model_info import ModelInfo
-from conch_build.pipeline import checked, draft_of, registered, repository_stage
+from conch_build.pipeline import baseline_of, checked, draft_of, registered, repository_stage
 from conch_build.plan import Plan
+from conch_build.quality import work_of
+from conch_build.quality.gate import quality_stage
 from conch_build.recipe import Command, Recipe, Step, TextFile
 from conch_build.stages import Say, Stage, slug
 from conch_build.store import Store
@@ -94,6 +96,8 @@ def _served(plan: Plan, out: Path, info: ModelInfo, draft: ModelInfo | None) -> 
     from conch_build.profiles import container_of
 
     yield f"Triton repository, which `conch build` packs of it:\n\n{repository_summary(plan, out, info, draft)}"
+    if plan.quality.limits:
+        yield f"quality gate: `conch build` serves the engine and its baseline on its GPU and holds {_limits(plan)}"
     arrangement = arrangement_of(plan)
     image = container_of(plan)
     if arrangement.nodes > 1:
@@ -116,14 +120,23 @@ def _cpu_lines(
         yield _line(drafts, store, f"the draft model: {_quantizing(draft[0])}")
     engine = engine_stage(plan, quantized.key, drafts.key if drafts else None)
     yield _line(engine, store, "compiled by OpenVINO")
+    quality = None
+    if plan.quality.limits:
+        baseline = baseline_of(plan, checkpoint, None, lambda text: None)
+        quality = quality_stage(plan, engine.key, baseline, work_of(plan.quality))
+        yield _line(quality, store, f"measured beside the unquantized model and held to {_limits(plan)}")
     registry = registered(plan, checkpoint.info)
-    repository = repository_stage(plan, engine.key, engine.path(store), registry)
+    repository = repository_stage(plan, engine.key, engine.path(store), registry, quality.key if quality else None)
     yield _line(repository, store, "the engine packed for Triton")
 
 
 def _line(stage: Stage, store: Store, how: str) -> str:
     state = "reused" if stage.found(store) else f"would be built: {how}"
     return f"{stage.kind:<10}  {stage.path(store).name}: {state}"
+
+
+def _limits(plan: Plan) -> str:
+    return ", ".join(f"{name} {bound:g}" for name, bound in plan.quality.limits.items())
 
 
 def _quantizing(plan: Plan) -> str:

@@ -10,6 +10,7 @@
     │       └── NotFoundError                HTTP 404   no such model or request
     ├── BuildError                  exit 3              quantizing, compiling or packing failed
     │   ├── CompileError                                a backend refused the model
+    │   ├── QualityError                                the build is worse than its plan allows
     │   └── StoreError                                  an artifact is damaged or in use
     ├── SetupError                  exit 4   HTTP 503   the machine lacks something
     └── ServiceError                exit 5   HTTP 502   a running server failed
@@ -127,6 +128,10 @@ class BuildError(ConchError):
 
 class CompileError(BuildError):
     """A backend refused the model."""
+
+
+class QualityError(BuildError):
+    """The build is worse than its plan allows."""
 
 
 class StoreError(BuildError):

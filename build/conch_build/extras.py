@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from conch_build.errors import SetupError
 
 EXTRAS = {
+    "batch": ("httpx", "jinja2", "pyarrow"),
     "build": (
         "torch",
         "transformers",
@@ -19,9 +20,14 @@ EXTRAS = {
         "openvino",
     ),
     "cpu": ("openvino", "pytriton", "transformers", "psutil"),
+    "eval": ("sacrebleu", "rouge_score", "jsonschema", "httpx", "transformers"),
+    "bench": ("httptools", "uvloop", "tokenizers", "httpx"),
     "gateway": (
+        "aiohttp",
         "fastapi",
         "starlette",
+        "python_multipart",
+        "sqlalchemy",
         "uvicorn",
         "uvloop",
         "httptools",
@@ -30,6 +36,8 @@ EXTRAS = {
         "transformers",
         "jinja2",
     ),
+    "postgres": ("psycopg",),
+    "tracing": ("opentelemetry",),
 }
 """Extra -> the modules that it brings."""
 

@@ -103,6 +103,23 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     return completed
 
 
+def windows(config: Mapping[str, Any]) -> list[int]:
+    """Sliding window of each layer in tokens, by a complete config; 0 attends to everything."""
+    kind, count = str(config.get("model_type")), config["num_hidden_layers"]
+    window = config.get("sliding_window") or 0
+    if not config.get("use_sliding_window", not kind.startswith(("llama", "qwen"))):
+        window = 0
+    types = config.get("layer_types")
+    if types is not None:
+        return [window if sort == "sliding_attention" else 0 for sort in types]
+    if kind == "gpt_oss":
+        return [window * (layer % 2 == 0) for layer in range(count)]
+    if kind in ("gemma2", "gemma3_text"):  # the last of every few layers attends to everything
+        return [window if (layer + 1) % config["sliding_window_pattern"] else 0 for layer in range(count)]
+    first = (config.get("max_window_layers") or 0) if kind in ("qwen2", "qwen3") else 0
+    return [window if layer >= first else 0 for layer in range(count)]
+
+
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Why a (complete) config of a compilable architecture cannot be compiled after all; None: it can."""
     key, activation = ACTIVATIONS[config["architectures"][0]]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from conch_build.errors import StoreError
 from conch_build.sizing import kv_bytes_per_token
 
-Kind = Literal["checkpoint", "quantized", "engine", "repository"]
+Kind = Literal["checkpoint", "quantized", "engine", "quality", "repository"]
 
 ARTIFACT_FILE = "manifest.json"
 ENGINE_FILE = "engine.json"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conch_build.config_types import LARGEST_SIZE, MOST_EXPERTS, MOST_LAYERS, config_error
-from conch_build.families import EMBEDDING, EXPERTS, HEAD, chosen_biases, complete, expected_tensors
+from conch_build.families import EMBEDDING, EXPERTS, HEAD, chosen_biases, complete, expected_tensors, windows
 from conch_build.files import read_json
 from conch_build.weights import Weights
 
@@ -82,6 +82,8 @@ class ModelInfo:
     """Of the expert that every token goes through, if there is one."""
     latent: Latent | None = None
     """None: keys and values are cached as they are."""
+    windows: tuple[int, ...] = ()
+    """Tokens that each layer looks back; 0, or no number for it: all."""
 
 
 def model_info(
@@ -142,7 +144,11 @@ def model_info(
         dense_intermediate_size=number("intermediate_size") if experts else 0,
         shared_intermediate_size=_shared_size(config, number),
         latent=_latent(config, number),
+        windows=tuple(windows(config)),
     )
+    if len(info.windows) != info.num_layers:
+        what = f"`layer_types` names {len(info.windows)} layers, and there are {info.num_layers}"
+        raise config_error(what, folder / "config.json")
     if info.num_layers * info.num_experts > MOST_EXPERTS:
         what = f"{info.num_layers:,} layers of {info.num_experts:,} experts are more than a model can have"
         raise config_error(what, folder / "config.json")

@@ -18,7 +18,9 @@ from conch_build.adapter_registry import AdapterRegistry, register
 from conch_build.checkpoint import Checkpoint
 from conch_build.files import home
 from conch_build.model_info import ModelInfo
-from conch_build.plan import Plan, plan_of_draft
+from conch_build.plan import Model, Plan, plan_of_draft
+from conch_build.quality import work_of
+from conch_build.quality.gate import Evaluator, hold, measured, quality_stage
 from conch_build.recipe import TextFile
 from conch_build.stages import HERE, Say, Stage, line, sources, versions
 from conch_build.store import Artifact, Store
@@ -33,10 +35,12 @@ class BuildResult:
     engine: Artifact
     repository: Artifact
     seconds: float
+    quality: Artifact | None = None
+    """What the engine was measured to be, where the plan has limits for it."""
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
-        return self.quantized, self.engine, self.repository
+        return self.quantized, self.engine, *([self.quality] if self.quality else []), self.repository
 
     def as_dict(self) -> dict[str, Any]:
         """The build as `--json` prints it."""
@@ -56,12 +60,14 @@ def build(
     cache_dir: Path | None = None,
     force: bool = False,
     verbose: bool = False,
+    evaluator: Evaluator | None = None,
     say: Say = lambda text: None,
 ) -> BuildResult:
     """Build what `plan` describes, starting at the first stage whose result is missing.
 
     `force` builds every stage again; `verbose` shows what the libraries print, which otherwise goes to a log
-    under Conch's home. Raises CheckError before any work when the plan cannot work, else what a stage raises.
+    under Conch's home; `evaluator` measures the engine where the plan has limits of quality. Raises CheckError before
+    any work when the plan cannot work, QualityError when a limit is broken, else what a stage raises.
     """
     started = time.monotonic()
     store = store or Store(say=say)
@@ -69,8 +75,14 @@ def build(
     draft = draft_of(plan, cache_dir, say)
     if plan.serving.disaggregated is None:
         pack.check_plan(plan, checkpoint.info, draft[1].info if draft else None)
+    if plan.quality.limits and evaluator is not None:
+        evaluator.check(plan)
     quantized, engine = _engine(plan, store, checkpoint, draft, force, verbose, say)
     say(line(engine))
+    quality = None
+    if plan.quality.limits:
+        quality = judged(plan, store, checkpoint, engine, evaluator, cache_dir, force=force, verbose=verbose, say=say)
+        hold(plan, quality)
     registry = registered(plan, checkpoint.info)
 
     def make(out: Path) -> None:
@@ -79,9 +91,20 @@ def build(
         else:
             pack.pack(engine.path, out, plan, checkpoint.info, registry, draft[1].info if draft else None)
 
-    repository = repository_stage(plan, engine.key, engine.path, registry).built(store, make, force=force)
+    stage = repository_stage(plan, engine.key, engine.path, registry, quality.key if quality else None)
+    repository = stage.built(store, make, force=force)
     say(line(repository))
-    return BuildResult(checkpoint, quantized, engine, repository, time.monotonic() - started)
+    return BuildResult(checkpoint, quantized, engine, repository, time.monotonic() - started, quality)
+
+
+def build_engine(
+    plan: Plan, store: Store, *, verbose: bool = False, say: Say = lambda text: None
+) -> tuple[Checkpoint, Artifact]:
+    """The checkpoint and the engine of a plan alone: nothing is judged, nothing packed. Raises what `build` does."""
+    checkpoint = checked(plan, None, say)
+    _, engine = _engine(plan, store, checkpoint, draft_of(plan, None, say), False, verbose, say)
+    say(line(engine))
+    return checkpoint, engine
 
 
 def checked(plan: Plan, cache_dir: Path | None, say: Say, *, needs_weights: bool = True) -> Checkpoint:
@@ -114,14 +137,33 @@ def registered(plan: Plan, info: ModelInfo) -> AdapterRegistry | None:
     return register(plan.engine.lora, info) if plan.engine.backend != "tensorrt" else None
 
 
-def repository_stage(plan: Plan, engine_key: str, engine_path: Path, registry: AdapterRegistry | None) -> Stage:
-    """What Triton loads, or the files of the workers that serve without it."""
+def baseline_of(plan: Plan, checkpoint: Checkpoint, cache_dir: Path | None, say: Say) -> Checkpoint:
+    """The checkpoint that an engine is compared with: the plan's own, unless it names another."""
+    if plan.quality.baseline is None:
+        return checkpoint
+    model = Model(checkpoint=plan.quality.baseline)
+    return checkpoints.resolve(model, cache_dir, backend=plan.engine.backend, say=say)
+
+
+def build_baseline(plan: Plan, store: Store, checkpoint: Checkpoint, verbose: bool, say: Say) -> Artifact:
+    """The engine of a `baseline_plan`."""
+    _, engine = _engine(plan, store, checkpoint, None, False, verbose, say)
+    say(line(engine))
+    return engine
+
+
+def repository_stage(
+    plan: Plan, engine_key: str, engine_path: Path, registry: AdapterRegistry | None, quality_key: str | None = None
+) -> Stage:
+    """What Triton loads, or the files of the workers that serve without it; it names the figures that let it pass."""
+    gate = {"quality": {"key": quality_key, "limits": plan.quality.limits}} if quality_key else {}
     cluster = plan.serving.disaggregated
     return Stage(
         "repository",
         plan.name,
         {
             "engine": {"key": engine_key, "path": str(engine_path)},
+            **gate,
             "plan": pack.deciding_settings(plan),
             "disaggregated": cluster.model_dump(mode="json") if cluster else None,
             "adapters": registry.model_dump(mode="json") if registry else None,
@@ -129,6 +171,34 @@ def repository_stage(plan: Plan, engine_key: str, engine_path: Path, registry: A
         },
         versions("conch"),
     )
+
+
+def judged(
+    plan: Plan,
+    store: Store,
+    checkpoint: Checkpoint,
+    engine: Artifact,
+    evaluator: Evaluator | None,
+    cache_dir: Path | None = None,
+    *,
+    force: bool = False,
+    verbose: bool = False,
+    say: Say,
+) -> Artifact:
+    """The figures of the engine beside its baseline's, which is built if need be; whether they do is not asked here.
+
+    Raises SetupError when they are not in the store and there is no `evaluator`.
+    """
+    work = work_of(plan.quality)
+    baseline = baseline_of(plan, checkpoint, cache_dir, say)
+    stage = quality_stage(plan, engine.key, baseline, work)
+
+    def build_it(own: Plan) -> Artifact:
+        return build_baseline(own, store, baseline, verbose, say)
+
+    artifact = measured(plan, store, stage, engine, build_it, evaluator, work, force=force, say=say)
+    say(line(artifact))
+    return artifact
 
 
 def _write_cluster(

@@ -21,6 +21,7 @@ from conch_build.errors import PlanError
 from conch_build.files import expanded
 from conch_build.plan_gateway import Gateway
 from conch_build.plan_parts import INT32, Count, Gpus, Part, Place, Port
+from conch_build.plan_quality import Quality
 from conch_build.units import ByteSize, Duration
 
 _UNREADABLE = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\ud800-\\udfff]")
@@ -196,6 +197,7 @@ class Plan(Part):
     target: Target = Target()
     quantization: Quantization = Quantization()
     engine: Engine = Engine()
+    quality: Quality = Quality()
     serving: Serving = Serving()
     slo: Slo = Slo()
     cost: Cost = Cost()
@@ -384,7 +386,25 @@ def _anchored(plan: Plan, folder: Path) -> Plan:
         update={"adapters": {name: here(path) for name, path in plan.engine.lora.adapters.items()}}
     )
     engine = plan.engine.model_copy(update={"lora": lora, "speculation": speculation})
-    return plan.model_copy(update={"model": model, "quantization": quantization, "engine": engine})
+    gateway = plan.serving.gateway
+    tls = gateway.tls.model_copy(update={name: here(path) for name, path in gateway.tls if path})
+    log = gateway.access_log if gateway.access_log in ("off", "stdout") else here(gateway.access_log)
+    models = {name: served.anchored(here) for name, served in gateway.models.items()}
+    gateway = gateway.model_copy(update={"tls": tls, "access_log": log, "models": models})
+    serving = plan.serving.model_copy(update={"gateway": gateway})
+    quality = plan.quality
+    files = {"text": quality.text if quality.text == "builtin" else here(quality.text)}
+    places = {"tasks": quality.tasks and here(quality.tasks), "baseline": quality.baseline and anchor(quality.baseline)}
+    quality = quality.model_copy(update={**files, **places})
+    return plan.model_copy(
+        update={
+            "model": model,
+            "quantization": quantization,
+            "engine": engine,
+            "quality": quality,
+            "serving": serving,
+        }
+    )
 
 
 QUANT_FORMATS: tuple[str, ...] = typing.get_args(QuantFormat)

@@ -65,10 +65,22 @@ def test_all_listens_on_loopback_unless_asked() -> None:
     services = services_of(files)
     assert {port["host_ip"] for port in services["triton"]["ports"]} == {"127.0.0.1"}
     assert services["gateway"]["ports"][0]["host_ip"] == "${CONCH_BIND:-127.0.0.1}"
+    # Inside it binds to all, and is told what that means outside: without a key it opens to no network.
+    command = services["gateway"]["command"]
+    assert command[command.index("--published-on") + 1] == "${CONCH_BIND:-127.0.0.1}"
     assert "CONCH_BIND=127.0.0.1\n" in text_of(files, ".env")
     public = compose_files(plan(), BUILT, "/d", public=True)
     assert "CONCH_BIND=0.0.0.0\n" in text_of(public, ".env")
     assert {port["host_ip"] for port in services_of(public)["triton"]["ports"]} == {"127.0.0.1"}
+
+
+def test_what_outlives_the_gateway_has_a_volume() -> None:
+    document = yaml.safe_load(text_of(compose_files(plan(), BUILT, "/d"), "compose.yaml"))
+    gateway = document["services"]["gateway"]
+    (volume,) = [volume for volume in gateway["volumes"] if volume["type"] == "volume"]
+    assert volume["source"] in document["volumes"]
+    assert volume["target"] == gateway["environment"]["CONCH_HOME"]
+    assert "read_only" not in volume
 
 
 def test_the_administration_key_is_in_no_file_but_the_settings() -> None:

@@ -160,7 +160,7 @@ def test_relative_paths_start_at_the_plans_folder(tmp_path: Path) -> None:
 def test_the_schema_knows_every_part_and_forbids_other_keys() -> None:
     schema = plan_schema()
     assert set(schema["properties"]) == {
-        "name", "model", "target", "quantization", "engine", "serving", "slo", "cost"
+        "name", "model", "target", "quantization", "engine", "quality", "serving", "slo", "cost"
     }  # fmt: skip
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["Engine"]["properties"]["max_num_tokens"]["description"]

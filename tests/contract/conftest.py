@@ -103,8 +103,10 @@ def running_gateway(triton: TritonServer, engine: Path, *options: str) -> Iterat
     command = [sys.executable, "-m", "conch.gateway", str(engine), "--port", "0", "--json"]
     command += ["--grpc-url", triton.grpc_url, "--metrics-url", triton.metrics_url, *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
+        stdout = process.stdout
+        assert stdout is not None
+        lines = iter(lambda: stdout.readline() or "}\n", "}\n")  # also when it has died
+        url = json.loads("".join(lines) + "}")["url"]
         try:
             with httpx.Client(base_url=url, timeout=120, trust_env=False) as http:
                 yield Gateway(url, process, http)

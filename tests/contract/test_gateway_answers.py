@@ -157,3 +157,14 @@ def test_a_prompt_seen_before_is_counted_as_cached(gateway: Gateway) -> None:
     body = {"prompt": [7000 + i for i in range(100)], "max_tokens": 1}
     assert gateway.ok("completions", **body)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert gateway.ok("completions", **body)["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+
+
+@pytest.mark.conforms("GEN-3")
+@pytest.mark.parametrize("path, asked", [("chat/completions", {"messages": HELLO}), ("completions", {"prompt": "Hi"})])
+def test_every_chunk_can_tell_the_usage_so_far(gateway: Gateway, path: str, asked: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = gateway.ok(path, **asked, max_tokens=6, stream=True, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert (counts[0] <= 1, counts[-1]) == (True, events[-1]["usage"]["completion_tokens"])
+    assert all(event["usage"]["prompt_tokens"] == events[-1]["usage"]["prompt_tokens"] for event in events)

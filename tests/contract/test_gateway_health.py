@@ -40,7 +40,7 @@ class Reader(threading.Thread):
 def test_the_gateway_is_live_ready_and_has_a_version(gateway: Gateway) -> None:
     for path in ("/health", "/health/live", "/health/ready", "/version", "/metrics"):
         assert gateway.http.get(path).status_code == 200
-    assert gateway.metric("conch:kv_blocks_total") > 0
+    assert gateway.metric("conch:kv_blocks") > 0
 
 
 def test_a_gateway_without_an_engine_is_live_but_not_ready(

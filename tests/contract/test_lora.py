@@ -148,7 +148,7 @@ def test_metrics_tell_which_adapters_run(stack: Stack) -> None:
     ) as c:
         c.next()
         text = stack.gateway.http.get("/metrics").text
-    info = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="c",waiting_lora_adapters=""}'
+    info = 'vllm:lora_requests_info{max_lora="2",model_name="model",running_lora_adapters="c",waiting_lora_adapters=""}'
     assert info in text
     assert stack.gateway.metric("conch:adapter_slots") == 2
     assert stack.gateway.metric("conch:adapter_loads_total") >= 1

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
 from starlette.middleware import Middleware
 
 from conch.gateway import errors
@@ -63,6 +64,10 @@ async def client(lifecycle: Lifecycle) -> AsyncIterator[httpx.AsyncClient]:
     @app.post("/v1/size")
     async def size(request: Request) -> int:
         return len(await request.body())
+
+    @app.get("/page")
+    async def page() -> HTMLResponse:
+        return HTMLResponse("<p>")
 
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
@@ -126,6 +131,18 @@ async def test_a_body_over_the_limit_is_refused_declared_or_not(client: httpx.As
         assert response.json()["error"]["code"] == "body_too_large"
 
 
+async def test_a_page_loads_nothing_from_elsewhere_and_no_answer_is_taken_for_another_type(
+    client: httpx.AsyncClient,
+) -> None:
+    page = (await client.get("/page")).headers
+    assert page["content-security-policy"].startswith("default-src 'self'")
+    assert page["x-frame-options"] == "DENY"
+    assert page["referrer-policy"] == "no-referrer"
+    other = (await client.get("/nope")).headers
+    assert "content-security-policy" not in other
+    assert page["x-content-type-options"] == other["x-content-type-options"] == "nosniff"
+
+
 async def test_new_requests_are_refused_while_draining(client: httpx.AsyncClient, lifecycle: Lifecycle) -> None:
     await lifecycle.drain(1)
     response = await client.post("/v1/size", content=b"x")
@@ -143,6 +160,22 @@ def test_every_error_of_the_tree_becomes_json() -> None:
         ConchError.__init__(error, "x")
         error.param = error.code = None
         assert json.dumps(errors.body_of(error))
+
+
+def test_words_from_below_reach_nobody_whatever_the_error() -> None:
+    """Only errors about the request itself, and the gateway's own refusals, speak for themselves."""
+
+    def leaves(kind: type[ConchError]) -> list[type[ConchError]]:
+        return [kind, *(leaf for child in kind.__subclasses__() for leaf in leaves(child))]
+
+    silent = [kind for kind in leaves(ConchError) if not issubclass(kind, RequestError | errors.Told)]
+    assert len(silent) > 12
+    for kind in silent:
+        error: Any = kind.__new__(kind)
+        ConchError.__init__(error, SECRET, where=f"/{SECRET}", fix=SECRET)
+        assert SECRET not in json.dumps(errors.body_of(error)), kind
+        assert SECRET not in str(errors.headers_of(error.http_status, error))
+        assert SECRET not in errors.answer_to(error).body.decode()
 
 
 def test_no_module_of_the_gateway_reads_the_url_that_a_host_header_can_forge() -> None:

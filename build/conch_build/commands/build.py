@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from conch_build.console import Console, with_console
+
+if TYPE_CHECKING:
+    from conch_build.quality.gate import Evaluator
 
 
 @click.command()
@@ -18,7 +23,8 @@ from conch_build.console import Console, with_console
 def build(console: Console, plan: Path, dry_run: bool, force: bool, verbose: bool) -> None:
     """Build PLAN (conch.yaml) into a model repository that `conch serve` runs.
 
-    A stage whose inputs have not changed is reused. Prints the path of the repository.
+    A stage whose inputs have not changed is reused. Limits in the plan's `quality` must hold, or the build fails with
+    exit code 3. Prints the path of the repository.
     """
     from conch_build.plan import load_plan
 
@@ -31,5 +37,7 @@ def build(console: Console, plan: Path, dry_run: bool, force: bool, verbose: boo
         return
     from conch_build.pipeline import build as run
 
-    result = run(loaded, force=force, verbose=verbose, say=console.note)
+    evaluator: Callable[[], Evaluator] | None = click.get_current_context().obj
+    judge = evaluator() if evaluator else None
+    result = run(loaded, force=force, verbose=verbose, evaluator=judge, say=console.note)
     console.result({"plan": str(plan), **result.as_dict()}, str(result.repository.path))

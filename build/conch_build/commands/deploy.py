@@ -35,7 +35,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 
 @deploy.command()
 @_options
-@click.option("--public", is_flag=True, help="The gateway listens on every address, not on loopback alone.")
+@click.option("--public", is_flag=True, help="The gateway listens on every address; it needs a key then.")
 @with_console
 def compose(console: Console, plan: Path, public: bool, **where: Any) -> None:
     """A compose file: Triton in NVIDIA's container and the gateway before it.

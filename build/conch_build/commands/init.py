@@ -53,28 +53,56 @@ serving:
 """
 
 _GIB = 1 << 30
+PROFILES = ("latency", "throughput", "balanced", "memory")
 
 
 @click.command()
 @click.argument("checkpoint", default="sample")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="conch.yaml", show_default=True)
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--profile", type=click.Choice(PROFILES), help="What matters most: the plan is `conch advise`'s.")
 @with_console
-def init(console: Console, checkpoint: str, output: Path, force: bool) -> None:
+def init(console: Console, checkpoint: str, output: Path, force: bool, profile: str | None) -> None:
     """Write a plan for CHECKPOINT: a Hugging Face directory, a hub id, a .gguf file, or `sample`."""
     from conch_build.checkpoint import peek_config
-    from conch_build.errors import InputError
     from conch_build.plan import Model
+
+    refuse_existing(output, force=force)
+    name, written = plan_name(checkpoint), plan_path(checkpoint, output)
+    if profile is None:
+        text = plan_text(name, written, peek_config(Model(checkpoint=checkpoint), say=console.note))
+    else:
+        text = _advised(console, checkpoint, name, written, profile)
+    write_plan(output, text, force=force)
+    console.result({"plan": str(output), "name": name}, f"wrote {output}; next: conch check {output}")
+
+
+def refuse_existing(output: Path, *, force: bool) -> None:
+    """Raises InputError for a file that is there, unless forced."""
+    from conch_build.errors import InputError
 
     if output.exists() and not force:
         raise InputError("exists already", where=str(output), fix="Use --force to overwrite it, or -o for another.")
-    config = peek_config(Model(checkpoint=checkpoint), say=console.note)
-    name = plan_name(checkpoint)
+
+
+def write_plan(output: Path, text: str, *, force: bool) -> None:
+    """Write a plan file. Raises InputError where it cannot be, or is there and not forced."""
+    from conch_build.errors import InputError
+
+    refuse_existing(output, force=force)
     try:
-        output.write_text(plan_text(name, _from_plan(checkpoint, output), config), encoding="utf-8")
+        output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", where=str(output)) from None
-    console.result({"plan": str(output), "name": name}, f"wrote {output}; next: conch check {output}")
+
+
+def _advised(console: Console, checkpoint: str, name: str, written: str, profile: str) -> str:
+    """The plan that `conch advise` writes for the CPU engine with that goal."""
+    from conch_build.advise.choose import advise
+    from conch_build.advise.write import plan_text as advised_text
+    from conch_build.commands.advise import situation_of
+
+    return advised_text(advise(situation_of(console, checkpoint, goal=profile), name, written))
 
 
 def plan_text(name: str, checkpoint: str, config: Mapping[str, Any]) -> str:
@@ -112,7 +140,7 @@ def _limits(config: Mapping[str, Any]) -> tuple[int, int]:
     return length, max(_GIB, blocks_for(length, 32) * 32 * token)
 
 
-def _from_plan(checkpoint: str, output: Path) -> str:
+def plan_path(checkpoint: str, output: Path) -> str:
     """A relative path is read from the plan's folder, so it is written from there."""
     path = Path(checkpoint)
     if checkpoint == "sample" or path.is_absolute() or checkpoint.startswith("~") or not path.exists():

@@ -9,11 +9,15 @@ import yaml
 
 from conch_build.deploy.artifacts import Built, check_triton, triton_image
 from conch_build.deploy.images import dockerfiles, ready_script, sources
-from conch_build.deploy.services import BIND, KEY, services
+from conch_build.deploy.services import BIND, KEY, STATE, services
 from conch_build.plan import Plan
 from conch_build.recipe import TextFile
 
-_HEAD = "# Start: docker compose up -d --build --wait\n# Stop:  docker compose down\n"
+_HEAD = """# Start: docker compose up -d --build --wait
+# Stop:  docker compose down
+# Keys:  docker compose run --rm --no-deps gateway python3 -m conch.cli keys create NAME
+#        Without one the gateway answers its own machine alone, and does not start on other addresses.
+"""
 
 
 def compose_files(plan: Plan, built: Built, folder: str, *, public: bool = False) -> tuple[TextFile, ...]:
@@ -23,7 +27,7 @@ def compose_files(plan: Plan, built: Built, folder: str, *, public: bool = False
     """
     check_triton(plan, "`conch deploy compose`")
     name = f"conch-{re.sub('[^a-z0-9_-]', '-', plan.name.lower())}"
-    document = {"name": name, "services": services(plan, built)}
+    document = {"name": name, "services": services(plan, built), "volumes": {STATE: {}}}
     gpus = plan.engine.backend != "openvino"
     text = _HEAD + yaml.safe_dump(document, sort_keys=False, width=120)
     return (

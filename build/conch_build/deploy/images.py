@@ -45,9 +45,10 @@ def sources(folder: str) -> Iterator[TextFile]:
             continue
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            inside = path.relative_to(root)
+            if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in inside.parts):  # caches
                 text = path.read_text(encoding="utf-8")
-                yield TextFile("Conch", f"{folder}/{SOURCES}/{package}/{path.relative_to(root)}", text)
+                yield TextFile("Conch", f"{folder}/{SOURCES}/{package}/{inside}", text)
 
 
 def _with_libraries(extra: str) -> str:

@@ -12,6 +12,9 @@ from conch_build.plan import Plan
 KEY, BIND = "CONCH_ADMIN_KEY", "CONCH_BIND"
 """Variables of `.env`."""
 
+STATE, _STATE = "gateway", "/var/lib/conch"
+"""The volume of what outlives the gateway, its keys and its ledger among it, and where it lies inside."""
+_BOUND = f"${{{BIND}:-127.0.0.1}}"
 _HTTP, _GRPC, _METRICS, _GATEWAY = 8000, 8001, 8002, 8080
 _ALWAYS = {"init": True, "restart": "unless-stopped", "stop_grace_period": "45s"}
 
@@ -69,11 +72,12 @@ def _gateway(plan: Plan, built: Built, triton: str) -> dict[str, Any]:
             *("python3", "-m", "conch.gateway", _literal(str(built.engine))),
             *("--repository", _literal(str(built.repository))),
             *("--grpc-url", f"{triton}:{_GRPC}", "--metrics-url", f"http://{triton}:{_METRICS}/metrics"),
-            *("--host", "0.0.0.0", "--port", str(_GATEWAY)),
+            *("--host", "0.0.0.0", "--port", str(_GATEWAY), "--published-on", _BOUND),
         ],
+        "environment": {"CONCH_HOME": _STATE},
         "depends_on": {"triton": {"condition": "service_healthy"}},
         **_ALWAYS,
-        "volumes": list(_volumes(plan, built)),
+        "volumes": [*_volumes(plan, built), {"type": "volume", "source": STATE, "target": _STATE}],
         "healthcheck": {**_ready("1m"), "test": ["CMD", "python3", "-c", asks]},
     }
 
@@ -97,7 +101,7 @@ def _volumes(plan: Plan, built: Built) -> Iterator[dict[str, Any]]:
 
 
 def _gateway_port(plan: Plan) -> dict[str, Any]:
-    return _port(f"${{{BIND}:-127.0.0.1}}", plan.serving.gateway.port, _GATEWAY)
+    return _port(_BOUND, plan.serving.gateway.port, _GATEWAY)
 
 
 def _port(host: str, outer: int, inner: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ To add a rule, write a function in the module of its subject and decorate it wit
     registry.py       what a rule is; the list of all
     facts.py          what is known of a plan
     declared.py       rules that are decided elsewhere: while a checkpoint is read, before a server starts
-    backend.py, limits.py, data.py, lora.py, quantization.py, speculation.py, text.py
+    backend.py, limits.py, data.py, lora.py, quality.py, quantization.py, speculation.py, text.py
     target.py, parallel.py, precision.py, memory.py, arguments.py, rendering.py    GPUs
     repository.py, engines.py    a model repository that is there, and its engines
 """
@@ -31,6 +31,7 @@ from conch_build.preflight import (
     memory,
     parallel,
     precision,
+    quality,
     quantization,
     rendering,
     repository,
@@ -59,6 +60,7 @@ __all__ = [
     "memory",
     "parallel",
     "precision",
+    "quality",
     "quantization",
     "raise_for",
     "rendering",

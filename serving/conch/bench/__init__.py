@@ -1,6 +1,8 @@
-"""Load on a gateway, and what came back: tok/s, TTFT, ITL.
+"""Load on servers, and what came back.
 
-http.py      one streamed request over a plain socket, cheap enough to share two cores with the server
-load.py      many of them at a fixed concurrency
-figures.py   percentiles and rates, pure
+traffic/     `conch bench`: any load on any server, figures, report, comparison
+__main__.py  `scripts/bench`: our stack against its peers, with
+  contests.py match.py sides.py ours.py peers.py driver.py tuning.py workloads.py report.py
+http.py load.py figures.py   the contests' own requests: one over a plain socket, a closed loop, percentiles and rates
+roofline.py  how fast memory lets a model decode
 """

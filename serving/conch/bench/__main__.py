@@ -19,9 +19,9 @@ from conch.bench.ours import CONCURRENT, FORMATS, matrix_bytes, ours
 from conch.bench.peers import PEERS
 from conch.bench.report import contest_text, sides_text, verdicts
 from conch.bench.roofline import measured_bandwidth
+from conch.bench.traffic.setup import counts
 from conch.bench.tuning import chosen, tune
 from conch.bench.workloads import SHORT, WORKLOADS, Texts, tiny
-from conch.commands.bench import counts
 from conch_build.checkpoint import Checkpoint
 from conch_build.console import Console, table, with_console
 from conch_build.errors import InputError

@@ -1,10 +1,10 @@
-"""A closed loop: so many requests at once, each followed by the next, and the figures of every round."""
+"""The closed loop of the contests: so many requests at once, each followed by the next. See `traffic` for any other."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -78,24 +78,3 @@ async def run_round(url: str, workload: Workload, concurrency: int, requests: in
     """As `timed_round`, summarized; `first` numbers the first prompt."""
     seconds, timings = await timed_round(url, workload, concurrency, requests, first)
     return summarize(concurrency, seconds, timings)
-
-
-async def sweep(
-    url: str,
-    workload: Workload,
-    concurrencies: Sequence[int],
-    *,
-    rounds: int = 2,
-    say: Callable[[str], None] = lambda text: None,
-) -> list[Figures]:
-    """One row for each concurrency: the best of `rounds`, after one request to warm up."""
-    await run_round(url, workload, 1, 1, first=1_000_000)
-    rows, number = [], 0
-    for concurrency in concurrencies:
-        found = []
-        for attempt in range(rounds):
-            say(f"concurrency {concurrency}, round {attempt + 1} of {rounds}")
-            found.append(await run_round(url, workload, concurrency, concurrency, first=number))
-            number += concurrency
-        rows.append(max(found, key=lambda figures: figures.tokens_per_second))
-    return rows

@@ -8,6 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.client.cpp_backend import CppBackend
 from conch.client.generation import Sampling
+from conch.client.reading import TIMES
 from conch.client.wire import Tensors
 from conch_build.errors import RequestError
 
@@ -78,7 +79,7 @@ def build_request(
         tensors.wanted("sequence_index")
     if not is_text:
         tensors.scalar("return_perf_metrics", "BOOL", True)
-        tensors.wanted("total_draft_tokens", "total_accepted_draft_tokens")
+        tensors.wanted("total_draft_tokens", "total_accepted_draft_tokens", *TIMES)
     if backend is None:
         _add_own(tensors, sampling, feed)
     elif not is_text:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tritonclient.grpc import service_pb2 as pb
 
 from conch.client.generation import Delta, Sampling
-from conch.client.reading import check, cut_short
+from conch.client.reading import check, cut_short, prefill_share
 from conch.client.wire import Tensors, number_in, tensors_of
 from conch_build.errors import UnsupportedError
 
@@ -102,6 +102,7 @@ class CppReader:
             cached_tokens=number_in(found, "kv_cache_reused_blocks") * self._block,
             draft_tokens=number_in(found, "total_draft_tokens"),
             accepted_tokens=number_in(found, "total_accepted_draft_tokens"),
+            prefill_share=prefill_share(found),
         )
 
     def end(self) -> None:

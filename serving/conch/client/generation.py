@@ -75,6 +75,8 @@ class Delta:
     draft_tokens: int = 0
     """Tokens that speculation guessed, and of which so many were right; known with the last delta."""
     accepted_tokens: int = 0
+    prefill_share: float | None = None
+    """Of the time in the engine, what came before the first token; known with the last delta, if at all."""
 
 
 @dataclass(frozen=True)

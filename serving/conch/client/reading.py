@@ -14,6 +14,17 @@ from conch.client.generation import Delta, TopLogProbs
 from conch.client.wire import number_in, tensors_of, text_in
 from conch_build.errors import CancelledError, DeadlineError, ServiceError
 
+TIMES = ("arrival_time_ns", "first_token_time_ns", "last_token_time_ns")
+"""Of a request in its engine, by the engine's own clock."""
+
+
+def prefill_share(found: Mapping[str, bytes]) -> float | None:
+    """Of a request's time in its engine, what came before its first token; None where the engine does not tell."""
+    if any(name not in found for name in TIMES):
+        return None
+    arrival, first, last = (memoryview(found[name]).cast("q")[0] for name in TIMES)
+    return (first - arrival) / (last - arrival) if 0 < arrival <= first <= last != arrival else None
+
 
 def check(message: pb.ModelStreamInferResponse) -> None:
     """Raise the error that a response carries, if any."""
@@ -65,6 +76,7 @@ class Reader:
             prompt_top=None if prompt is None else _top(response, found, "conch_prompt_top"),
             draft_tokens=number_in(found, "total_draft_tokens"),
             accepted_tokens=number_in(found, "total_accepted_draft_tokens"),
+            prefill_share=prefill_share(found),
         )
 
     def end(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeAlias
 
 import click
 
@@ -20,6 +21,7 @@ from conch_build.extras import require
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Default: what fits into the context.")
 @click.option("--temperature", type=float)
+@click.option("--api-key", envvar="CONCH_API_KEY", help="Default: $CONCH_API_KEY.")
 @with_console
 def chat(
     console: Console,
@@ -28,24 +30,25 @@ def chat(
     url: str,
     max_tokens: int | None,
     temperature: float | None,
+    api_key: str | None,
 ) -> None:
     """Talk to the model behind the gateway. Ctrl-C stops an answer, Ctrl-D leaves."""
     if console.as_json and message is None:
         raise InputError("--json needs a message", fix="Give it with -m.")
-    url = gateway_url(url)
+    ask = partial(_Answer, gateway_url(url), api_key)
     options = {"max_tokens": max_tokens, "temperature": temperature}
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     if message is not None:
         messages.append({"role": "user", "content": message})
-        answer = _Answer(url, messages, options)
+        answer = ask(messages, options)
         text = _collected(answer, show=not console.as_json)
         if console.as_json:
             console.result({"text": text, "finish_reason": answer.finish_reason, "usage": answer.usage})
         return
-    _converse(console, url, messages, options)
+    _converse(console, ask, messages, options)
 
 
-def _converse(console: Console, url: str, messages: list[dict[str, str]], options: dict[str, Any]) -> None:
+def _converse(console: Console, ask: _Ask, messages: list[dict[str, str]], options: dict[str, Any]) -> None:
     while True:
         try:
             line = input("> ").strip()
@@ -56,7 +59,7 @@ def _converse(console: Console, url: str, messages: list[dict[str, str]], option
             continue
         turns = [*messages, {"role": "user", "content": line}]
         try:
-            text = _collected(_Answer(url, turns, options), show=True)
+            text = _collected(ask(turns, options), show=True)
         except KeyboardInterrupt:
             click.echo()
             continue
@@ -81,10 +84,11 @@ def _collected(answer: _Answer, *, show: bool) -> str:
 class _Answer:
     """One streamed answer: iterate over its text; afterwards its finish reason and usage are known."""
 
-    def __init__(self, url: str, messages: list[dict[str, str]], options: dict[str, Any]) -> None:
+    def __init__(self, url: str, api_key: str | None, messages: list[dict[str, str]], options: dict[str, Any]) -> None:
         self.finish_reason: str | None = None
         self.usage: dict[str, Any] | None = None
         self._url = url
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._body = {
             **options,
             "messages": messages,
@@ -99,7 +103,12 @@ class _Answer:
         timeout = httpx.Timeout(None, connect=5)
         try:
             with httpx.stream(
-                "POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=timeout, trust_env=False
+                "POST",
+                f"{self._url}/v1/chat/completions",
+                json=self._body,
+                headers=self._headers,
+                timeout=timeout,
+                trust_env=False,
             ) as response:
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.read(), self._url)
@@ -128,3 +137,6 @@ class _Answer:
                 if text := choice["delta"].get("content"):
                     yield text
         raise ServiceError("the stream ended before its end", where=self._url)
+
+
+_Ask: TypeAlias = Callable[[list[dict[str, str]], dict[str, Any]], _Answer]

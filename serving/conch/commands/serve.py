@@ -30,6 +30,7 @@ def serve(console: Console, plan: Path) -> None:
 
     SIGTERM or Ctrl-C drains: running answers end, new ones are refused. A second one ends at once.
     """
+    from conch.evaluation import EngineEvaluator
     from conch.hosting import check_engine, hosting_of
     from conch_build.pipeline import build
     from conch_build.plan import load_plan
@@ -37,14 +38,17 @@ def serve(console: Console, plan: Path) -> None:
     signal.signal(signal.SIGTERM, _interrupt)  # until the gateway takes over: leave by the same way as Ctrl-C
     loaded = load_plan(plan)
     hosting = hosting_of(loaded)
-    built = build(loaded, say=console.note)
+    built = build(loaded, evaluator=EngineEvaluator(), say=console.note)
     check_engine(loaded, built.engine.path)
     _serve(console, loaded, built, hosting)
 
 
 def _serve(console: Console, plan: Plan, built: BuildResult, hosting: Hosting) -> None:
+    from conch.gateway.authority import check_place
+    from conch.gateway.observability import check_told
     from conch.gateway.server import listen, run
-    from conch.gateway.settings import GatewaySettings, ModelSettings, Server
+    from conch.gateway.settings import GatewaySettings, ModelSettings, Server, gateway_home, other_models
+    from conch.gateway.tls import context_of
     from conch.triton import State, TritonServer
     from conch_build.files import home
 
@@ -53,8 +57,13 @@ def _serve(console: Console, plan: Plan, built: BuildResult, hosting: Hosting) -
     with contextlib.ExitStack() as stack:
         for artifact in built.artifacts:
             stack.enter_context(artifact.hold())
-        sock = listen(gateway.host, gateway.port)  # before a model is loaded for nothing
+        # What cannot work is found out before a model is loaded for nothing.
+        others = other_models(gateway, plan.name)
+        context_of(gateway.tls)
+        check_told(gateway)
+        sock = listen(gateway.host, gateway.port)
         stack.enter_context(sock)
+        check_place(sock.getsockname()[0], gateway, gateway_home())
         triton = TritonServer(
             built.repository.path,
             http_port=ports.http_port,
@@ -73,7 +82,7 @@ def _serve(console: Console, plan: Plan, built: BuildResult, hosting: Hosting) -
             built.repository.path,
             tool_format=gateway.tool_format,
         )
-        settings = GatewaySettings((model,), gateway)
+        settings = GatewaySettings((model, *others), gateway, hourly_usd=plan.cost.instance_hourly_usd)
 
         def announce(url: str) -> None:
             seconds = time.monotonic() - started

@@ -19,6 +19,7 @@ from conch_build.errors import InputError
 from conch_build.files import home
 from conch_build.pipeline import build
 from conch_build.plan import Lora, Plan, Speculation
+from conch_build.plan_quality import Quality
 
 Say = Callable[[str], None]
 
@@ -39,7 +40,7 @@ def make(
         raise InputError("is there and is no draft", where=str(folder), fix="Name another folder with --output.")
     check_target(checkpoints.resolve(plan.model, say=say))
     plain = plan.engine.model_copy(update={"speculation": Speculation(), "lora": Lora()})
-    plan = plan.model_copy(update={"engine": plain})
+    plan = plan.model_copy(update={"engine": plain, "quality": Quality()})
     built = build(plan, verbose=verbose, say=say)
     work = home() / "drafts" / f".{plan.name}-{built.engine.key[:12]}"
     work.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,8 @@
     body.py         bytes to a validated body       lifecycle.py    disconnects, draining, halting
     ceilings.py     too much, before any work       middleware.py   request ids, body cap, admission
     templating.py   messages to a prompt            errors.py       the error tree as HTTP
-    dialect.py      what a chat template teaches    health.py       health, version, metrics
-    sampling.py     parameters to the engine's      metrics.py      Prometheus, in vLLM's words
+    dialect.py      what a chat template teaches    health.py       health, version
+    sampling.py     parameters to the engine's      metrics/        Prometheus, in vLLM's words
     guides.py       what an answer must be          openapi.py      the description of the API
     exchange.py     a request to its last byte      respond.py      an exchange to its HTTP response
     served.py       the models                      context.py      what the endpoints share
@@ -16,6 +16,9 @@
     turn.py         a conversation to its answers   message.py      parts to a message
     stream.py       server-sent events              logprobs.py     log probabilities
     response_output.py, response_store.py           items and events of /v1/responses; what is remembered
+    observability.py, record.py                     what tells of requests, put together; what one came to
+    access_log.py, lines.py, tracing.py, dashboard/ a line of JSON each; OpenTelemetry; the page
+    batches/        files that callers leave, and the batches of requests in them
     chat.py, completions.py, responses.py, tokens.py, models.py     the endpoints
 
 It reaches the engine only through `conch.client`; it knows nothing of OpenVINO, KV blocks or schedulers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,8 @@ from conch_build.console import Console, with_console
 @click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="Whose `serving.gateway` says the rest.")
 @click.option("--host", help="Default: the plan's, or 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Default: the plan's, or 8080; 0 takes a free one.")
-@click.option("--drain-seconds", default=30.0, show_default=True, help="Time for running answers after SIGTERM.")
+@click.option("--published-on", help="Where a container's port can be reached; default: the address bound to.")
+@click.option("--drain-seconds", type=click.FloatRange(0), help="After SIGTERM; default: the plan's, or 30.")
 @click.option("--tool-format", help="How the model writes calls of tools.")
 @click.option("--lenient", is_flag=True, help="Leave out unknown parameters with a warning.")
 @with_console
@@ -30,22 +32,29 @@ def main(
     plan_path: Path | None,
     host: str | None,
     port: int | None,
-    drain_seconds: float,
+    published_on: str | None,
+    drain_seconds: float | None,
     tool_format: str | None,
     lenient: bool,
 ) -> None:
     """Serve the engine artifact ENGINE over OpenAI's REST API."""
     from conch.gateway.server import run
-    from conch.gateway.settings import GatewaySettings, ModelSettings, Server
+    from conch.gateway.settings import GatewaySettings, ModelSettings, Server, other_models
     from conch_build.plan import load_plan
     from conch_build.plan_gateway import Gateway
 
-    plan = load_plan(plan_path).serving.gateway if plan_path else Gateway()
-    given = {"host": host, "port": port, "unknown_parameters": "warn" if lenient else None}
+    loaded = load_plan(plan_path) if plan_path else None
+    plan = loaded.serving.gateway if loaded else Gateway()
+    given: dict[str, Any] = {"host": host, "port": port, "unknown_parameters": "warn" if lenient else None}
+    if drain_seconds is not None:
+        given["limits"] = plan.limits.model_copy(update={"drain_timeout": drain_seconds})
     plan = plan.model_copy(update={name: value for name, value in given.items() if value is not None})
     server = Server(grpc_url, metrics_url)
     model = ModelSettings.for_engine(engine, [server], repository, tool_format=tool_format or plan.tool_format)
-    settings = GatewaySettings((model,), plan, drain_seconds=drain_seconds)
+    price = loaded.cost.instance_hourly_usd if loaded else None
+    settings = GatewaySettings(
+        (model, *other_models(plan, model.name)), plan, published_on=published_on, hourly_usd=price
+    )
     run(settings, on_ready=lambda url: console.result({"url": url}, f"listening on {url}"))
 
 

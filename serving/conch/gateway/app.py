@@ -10,14 +10,26 @@ import httpx
 from fastapi import FastAPI
 
 from conch.gateway import errors, health, openapi
+from conch.gateway.ab import feedback
+from conch.gateway.ab.experiments import Experiments
+from conch.gateway.admission import Queues
+from conch.gateway.authority import Authority, needs
+from conch.gateway.batches.service import Batching
+from conch.gateway.batches.upload import FORM_BYTES
 from conch.gateway.chat import ChatCompletions
 from conch.gateway.completions import Completions
 from conch.gateway.context import Context
+from conch.gateway.database import Database
+from conch.gateway.key_limits import KeyLimits
+from conch.gateway.ledger import Ledger
 from conch.gateway.lifecycle import Lifecycle
 from conch.gateway.metrics import Metrics
 from conch.gateway.middleware import Admission, BodyLimit, Envelope
 from conch.gateway.models import Models
+from conch.gateway.observability import Observability
+from conch.gateway.record import Telling
 from conch.gateway.responses import Responses
+from conch.gateway.routing.pool import PoolFigures
 from conch.gateway.served import Catalog, Served
 from conch.gateway.settings import GatewaySettings
 from conch.gateway.tokens import Tokens
@@ -29,31 +41,69 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     metrics = Metrics()
     lifecycle = lifecycle or Lifecycle()
     catalog = Catalog(Served(model, metrics) for model in settings.models)
+    metrics.registry.register(PoolFigures({served.name: served.servers.pool for served in catalog}))
+    observability = Observability(settings.plan, metrics)
     http = httpx.AsyncClient(trust_env=False)
-    context = Context(settings, metrics, lifecycle, catalog)
+    queues = Queues(settings.plan.queue, catalog, metrics.registry)
+    lifecycle.on_drain(queues.clear)
+    database = Database.at(settings.plan.database.url, settings.home)
+    limits = KeyLimits(metrics.registry)
+    authority = Authority(database, limits)
+    ledger = Ledger(database, settings.models, settings.price, metrics.registry)
+    experiments = Experiments(settings.plan.experiments, database, catalog)
+    observers = [*observability.first, authority, limits, queues, ledger, experiments, *observability.observers]
+    context = Context(settings, metrics, lifecycle, catalog, experiments, observers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         for served in catalog:
             with contextlib.suppress(ConchError):  # Triton may come later
-                await served.upstream.probe()
-        yield
-        for served in catalog:
-            await served.upstream.close()
+                await served.servers.probe()
+        async with (
+            contextlib.AsyncExitStack() as stack,
+            observability.running(),
+            authority.following(),
+            ledger.writing(),
+            experiments.running(),
+            batching.running(),
+        ):
+            for served in catalog:
+                await stack.enter_async_context(served.servers.pool.watched())
+            yield
         await http.aclose()
+        await database.close()
 
     app = FastAPI(title="Conch", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.authority = authority
     errors.install(app)
-    app.include_router(ChatCompletions(context).router())
-    app.include_router(Completions(context).router())
-    app.include_router(Responses(context).router())
-    app.include_router(Models(context).router())
-    app.include_router(Tokens(context).router())
-    app.include_router(health.router(context, http))
+    chat, completions = ChatCompletions(context), Completions(context)
+    experiments.shadows.handlers = {
+        "chat.completions": chat.answer,
+        "completions": completions.answer,
+        "responses": chat.answer,  # its body is a chat's
+    }
+    app.include_router(chat.router(), dependencies=[needs("inference")])
+    app.include_router(completions.router(), dependencies=[needs("inference")])
+    responses = Responses(context)
+    handlers = {
+        "/v1/chat/completions": chat.create,
+        "/v1/completions": completions.create,
+        "/v1/responses": responses.create,
+    }
+    batching = Batching(context, database, handlers, authority.key_for)
+    app.include_router(responses.router(), dependencies=[needs("inference")])
+    app.include_router(batching.router(), dependencies=[needs("batch")])
+    app.include_router(Models(context).router(), dependencies=[needs()])
+    app.include_router(Tokens(context).router(), dependencies=[needs("inference")])
+    app.include_router(feedback.router(experiments), dependencies=[needs("inference")])
+    app.include_router(health.router(context))
+    app.include_router(observability.router(context, http, [needs("metrics")]))
     described = openapi.document(app)
-    app.add_api_route("/openapi.json", lambda: described, include_in_schema=False)
+    app.add_api_route("/openapi.json", lambda: described, include_in_schema=False, dependencies=[needs()])
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, limit=settings.body_bytes)
+    uploads = {"/v1/files": settings.plan.batches.file_bytes + FORM_BYTES}
+    app.add_middleware(BodyLimit, limit=settings.plan.limits.body_bytes, larger=uploads)
     app.add_middleware(Admission, lifecycle=lifecycle)
     app.add_middleware(Envelope)
+    app.add_middleware(Telling, tellers=observability.tellers)
     return app

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 from conch.gateway.guides import guide_of
 from conch.gateway.protocol import ChatRequest, CompletionRequest, Generation
 from conch.gateway.sampling import best_of, wanted_log_probs
 from conch.gateway.settings import ModelSettings
 from conch_build.errors import RequestError, UnsupportedError
+
+_PATTERN = re.compile(r'"pattern"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
 def check_request(body: Generation, settings: ModelSettings) -> None:
@@ -29,6 +32,8 @@ def check_request(body: Generation, settings: ModelSettings) -> None:
         check_id(token, "stop_token_ids", settings.vocab_size)
     if (guide := guide_of(body)) is not None:
         _at_most(guide.param, len(guide.text.encode()), limits.schema_bytes, "bytes")
+        longest = len(guide.text) if guide.kind == "regex" else _longest_pattern(guide.text)
+        _at_most(guide.param, longest, limits.pattern_chars, "characters in a pattern")
     if isinstance(body, ChatRequest):
         _check_chat(body, settings)
     if isinstance(body, CompletionRequest):
@@ -49,8 +54,9 @@ def _check_chat(body: ChatRequest, settings: ModelSettings) -> None:
     _at_most("messages", len(body.messages), limits.messages, "messages")
     _at_most("n", body.n, limits.choices, "choices")
     _at_most("tools", len(body.tools), limits.tools, "tools")
-    size = len(json.dumps([tool.model_dump() for tool in body.tools])) if body.tools else 0
-    _at_most("tools", size, limits.schema_bytes, "bytes")
+    tools = json.dumps([tool.model_dump() for tool in body.tools]) if body.tools else ""
+    _at_most("tools", len(tools), limits.schema_bytes, "bytes")
+    _at_most("tools", _longest_pattern(tools), limits.pattern_chars, "characters in a pattern")
     _at_most("chat_template_kwargs", len(body.chat_template_kwargs), 16, "variables")
     texts = [value for value in body.chat_template_kwargs.values() if isinstance(value, str)]
     _at_most("chat_template_kwargs", max(map(len, texts), default=0), limits.stop_chars, "characters in a text")
@@ -62,7 +68,8 @@ def _check_completion(body: CompletionRequest, settings: ModelSettings) -> None:
     many = "n" if body.best_of is None else "best_of"
     _at_most(many, len(body.prompt) * best_of(body), limits.choices, "choices")
     for prompt in body.prompt:
-        for token in () if isinstance(prompt, str) else prompt:
+        # What is before the last ids that fit is cut off, or too much: either is found out later.
+        for token in () if isinstance(prompt, str) else prompt[-settings.max_seq_len :]:
             check_id(token, "prompt", settings.vocab_size)
 
 
@@ -72,6 +79,11 @@ def _check_candidates(body: Generation, settings: ModelSettings) -> None:
         if wanted > settings.top_candidates:
             text = f"Invalid value for '{param}': this engine gives at most {settings.top_candidates} candidates"
             raise UnsupportedError(text, param=param, code="unsupported_value")
+
+
+def _longest_pattern(text: str) -> int:
+    """Characters of the longest `pattern` in JSON text, as it is written there."""
+    return max(map(len, _PATTERN.findall(text)), default=0)
 
 
 def _needs(param: str, other: str) -> RequestError:

@@ -14,6 +14,7 @@ from conch.gateway.logprobs import TokenLogProb, chat_log_probs, prompt_log_prob
 from conch.gateway.message import MessageBuilder
 from conch.gateway.parts import Content
 from conch.gateway.protocol import UNDONE_CHAT, ChatRequest
+from conch.gateway.relay import respond_relayed
 from conch.gateway.respond import respond_stream, respond_whole
 from conch.gateway.stream import ChatChunks
 from conch.gateway.turn import Turn
@@ -30,9 +31,14 @@ class ChatCompletions:
 
     async def create(self, request: Request) -> Response:
         """Answer a conversation."""
+        lenient = self.context.settings.lenient
+        return await self.answer(request, await read_body(request, ChatRequest, UNDONE_CHAT, lenient=lenient))
+
+    async def answer(self, request: Request, body: ChatRequest) -> Response:
         context = self.context
-        body = await read_body(request, ChatRequest, UNDONE_CHAT, lenient=context.settings.lenient)
-        exchange = context.begin(request, "chat.completions", body)
+        exchange, body = context.begin(request, "chat.completions", body)
+        if exchange.served.relay is not None:
+            return await respond_relayed(exchange, context.lifecycle, exchange.served.relay, "/chat/completions")
         if body.stream:
             return await respond_stream(exchange, context.lifecycle, self._events(body, exchange))
         return await respond_whole(exchange, context.lifecycle, self._whole(body, exchange))
@@ -64,9 +70,11 @@ class ChatCompletions:
     async def _events(self, body: ChatRequest, exchange: Exchange) -> AsyncIterator[bytes]:
         turn = await Turn.begin(body, exchange)
         chunks = ChatChunks(exchange.envelope("chatcmpl", "chat.completion.chunk"), with_usage=body.includes_usage)
-        role = [chunks.role(index) for index in range(body.n)]
+        begun = [False] * body.n
         async for addition in turn.additions():
             index, log_probs = addition.index, _log_probs(body, addition.log_probs, exchange)
+            if body.tells_usage:
+                chunks.tell(turn.usage())
             texts = [part.text for part in addition.parts if isinstance(part, Content)]
             parts = [chunks.part(index, part) for part in addition.parts if not isinstance(part, Content)]
             if texts or addition.log_probs:
@@ -74,8 +82,10 @@ class ChatCompletions:
             if addition.finish_reason is not None:
                 parts.append(chunks.finish(index, addition.finish_reason))
             if parts:
-                yield role[index] + b"".join(parts)
-                role[index] = b""
+                if not begun[index]:
+                    begun[index] = True
+                    parts.insert(0, chunks.role(index))
+                yield b"".join(parts)
         if body.includes_usage:
             yield chunks.usage(turn.usage())
 

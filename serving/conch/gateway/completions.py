@@ -16,6 +16,7 @@ from conch.gateway.exchange import Exchange
 from conch.gateway.guides import Guide, blamed, guide_of
 from conch.gateway.logprobs import TokenLogProb, completion_log_probs, prompt_log_probs
 from conch.gateway.protocol import UNDONE_COMPLETION, CompletionRequest
+from conch.gateway.relay import respond_relayed
 from conch.gateway.respond import respond_stream, respond_whole
 from conch.gateway.sampling import best_of, sampling_for
 from conch.gateway.served import Served
@@ -50,9 +51,16 @@ class Completions:
 
     async def create(self, request: Request) -> Response:
         """Continue texts."""
+        lenient = self.context.settings.lenient
+        return await self.answer(
+            request, await read_body(request, CompletionRequest, UNDONE_COMPLETION, lenient=lenient)
+        )
+
+    async def answer(self, request: Request, body: CompletionRequest) -> Response:
         context = self.context
-        body = await read_body(request, CompletionRequest, UNDONE_COMPLETION, lenient=context.settings.lenient)
-        exchange = context.begin(request, "completions", body)
+        exchange, body = context.begin(request, "completions", body)
+        if exchange.served.relay is not None:
+            return await respond_relayed(exchange, context.lifecycle, exchange.served.relay, "/completions")
         if body.stream:
             return await respond_stream(exchange, context.lifecycle, self._events(body, exchange))
         return await respond_whole(exchange, context.lifecycle, self._whole(body, exchange))
@@ -95,6 +103,8 @@ class Completions:
         with blamed(guide):
             async for index, piece in merged([choice.answer for choice in choices]):
                 choice = choices[index]
+                if body.tells_usage:
+                    chunks.tell(exchange.usage())
                 text, scores = (piece.text, piece.log_probs) if body.max_tokens != 0 else ("", [])
                 prompt = None
                 if echoes[index]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from conch.gateway.errors import Draining
+from conch.gateway.errors import Draining, OverDeadline
 from conch_build.errors import CancelledError
 
 T = TypeVar("T")
@@ -20,6 +22,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.draining = False
+        self._on_drain: list[Callable[[], None]] = []
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -37,9 +40,15 @@ class Lifecycle:
             if not self._active:
                 self._idle.set()
 
+    def on_drain(self, tell: Callable[[], None]) -> None:
+        """Call `tell` when no new work is taken any more."""
+        self._on_drain.append(tell)
+
     async def drain(self, seconds: float) -> None:
         """Refuse new work and wait until the running requests have ended; halt them when time is up."""
         self.draining = True
+        for tell in self._on_drain:
+            tell()
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except asyncio.TimeoutError:
@@ -51,18 +60,21 @@ class Lifecycle:
         self.draining = True
         self._halted.set()
 
-    async def while_connected(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it is done, the client leaves (CancelledError) or the gateway halts (Draining)."""
+    async def while_connected(self, receive: Receive, work: Coroutine[Any, Any, T], latest: float = math.inf) -> T:
+        """Run `work` until it is done, the client leaves (CancelledError), the gateway halts (Draining) or the latest
+        moment has come (OverDeadline), by `time.perf_counter`.
+        """
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_disconnected(receive))
         halted = asyncio.ensure_future(self._halted.wait())
         try:
-            await asyncio.wait((task, gone, halted), return_when=asyncio.FIRST_COMPLETED)
+            seconds = None if latest == math.inf else latest - time.perf_counter()
+            await asyncio.wait((task, gone, halted), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             if gone.done():
                 raise CancelledError("the client went away")
-            raise Draining("The gateway is shutting down.")
+            raise Draining() if halted.done() else OverDeadline()
         finally:
             for waiter in (task, gone, halted):
                 waiter.cancel()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from conch.gateway import errors
@@ -17,8 +19,18 @@ from conch.gateway.lifecycle import Lifecycle
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+_OF_PAGES = {
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+"""A page loads nothing from elsewhere, and is shown in no other one."""
+
+
 class Envelope:
-    """The outermost layer: echoes `x-request-id` or makes one, and answers what no other layer has caught."""
+    """The outermost layer: echoes `x-request-id` or makes one, says how answers may be used, and answers what no
+    other layer has caught."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -35,11 +47,20 @@ class Envelope:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                scope["state"]["status"] = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers["x-content-type-options"] = "nosniff"
+                if headers.get("content-type", "").startswith("text/html"):
+                    for name, value in _OF_PAGES.items():
+                        headers.setdefault(name, value)
+                headers.update(scope["state"].get("answer_headers", {}))
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return  # before its body was here: nobody is left to be told
         except Exception as error:
             answer = errors.internal_error(error, request_id)
             if started:
@@ -48,35 +69,38 @@ class Envelope:
 
 
 class BodyLimit:
-    """413 for a body over the limit, whether its length is declared or only found out."""
+    """413 for a body over the limit, whether its length is declared or only found out; `larger`: paths with a limit of
+    their own."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, larger: Mapping[str, int] | None = None) -> None:
         self.app = app
         self.limit = limit
+        self.larger = larger or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        limit = self.larger.get(scope["path"], self.limit)
         declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdigit() and int(declared) > self.limit:
-            return await self._refuse(scope, receive, send)
+        if declared.isdigit() and int(declared) > limit:
+            return await self._refuse(limit, scope, receive, send)
         seen = 0
 
         async def counted() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self.limit:
+            if seen > limit:
                 raise _TooLarge
             return message
 
         try:
             await self.app(scope, counted, send)
         except _TooLarge:
-            await self._refuse(scope, receive, send)
+            await self._refuse(limit, scope, receive, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"The body is larger than {self.limit} bytes."
+    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"The body is larger than {limit} bytes."
         # Closing tells the client that the rest of the body is not wanted.
         refusal = errors.response(413, message, code="body_too_large", headers={"connection": "close"})
         await refusal(scope, receive, send)
@@ -93,8 +117,7 @@ class Admission:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             return await self.app(scope, receive, send)
         if self.lifecycle.draining:
-            message = "The gateway is shutting down; send the request to another one."
-            refusal = errors.response(503, message, code="shutting_down", headers={"connection": "close"})
+            refusal = errors.answer_to(errors.Draining(), headers={"connection": "close"})
             return await refusal(scope, receive, send)
         with self.lifecycle.running():
             await self.app(scope, receive, send)

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, field_validator
 
+from conch.gateway.authority import may_ask, needs
 from conch.gateway.body import read_body
 from conch.gateway.context import Context
 from conch.gateway.served import Served
@@ -41,17 +42,18 @@ class Models:
         router = APIRouter()
         router.add_api_route("/v1/models", self.all, methods=["GET"], response_model=None)
         router.add_api_route("/v1/models/{name:path}", self.one, methods=["GET"], response_model=None)
-        router.add_api_route("/v1/load_lora_adapter", self.load, methods=["POST"], response_model=None)
-        router.add_api_route("/v1/unload_lora_adapter", self.unload, methods=["POST"], response_model=None)
+        for path, order in (("/v1/load_lora_adapter", self.load), ("/v1/unload_lora_adapter", self.unload)):
+            admin = [needs("adapters")]
+            router.add_api_route(path, order, methods=["POST"], response_model=None, dependencies=admin)
         return router
 
-    async def all(self) -> dict[str, Any]:
-        """The models that this gateway serves, and the adapters that requests may name."""
-        return {"object": "list", "data": await self._cards()}
+    async def all(self, request: Request) -> dict[str, Any]:
+        """The models that this gateway serves, and the adapters that requests may name: those that the key may ask."""
+        return {"object": "list", "data": await self._cards(request)}
 
-    async def one(self, name: str) -> dict[str, Any]:
+    async def one(self, request: Request, name: str) -> dict[str, Any]:
         """One of them by name."""
-        for card in await self._cards():
+        for card in await self._cards(request):
             if card["id"] == name:
                 return card
         raise _unknown(name, "model")
@@ -70,15 +72,19 @@ class Models:
         order = await read_body(request, AdapterOrder, {})
         for served in self.context.catalog:
             if order.lora_name in served.settings.adapters:
-                await served.upstream.adapters(command, served.settings.adapters[order.lora_name])
+                await served.servers.adapters(command, served.settings.adapters[order.lora_name])
                 return order.lora_name, served
         raise _unknown(order.lora_name, "lora_name")
 
-    async def _cards(self) -> list[dict[str, Any]]:
-        return [card for served in self.context.catalog for card in await self._cards_of(served)]
+    async def _cards(self, request: Request) -> list[dict[str, Any]]:
+        cards = [card for served in self.context.catalog for card in await self._cards_of(served)]
+        for name, baseline in self.context.experiments.names().items():
+            cards = [card for card in cards if card["id"] != name]
+            cards.append(self._card(self.context.catalog.find(baseline), name))
+        return [card for card in cards if may_ask(request, card["id"])]
 
     async def _cards_of(self, served: Served) -> list[dict[str, Any]]:
-        adapters = await served.upstream.adapters() if served.settings.adapters else []
+        adapters = await served.servers.adapters() if served.settings.adapters else []
         there = [adapter["name"] for adapter in adapters if adapter["state"] != "unloaded"]
         return [self._card(served, name) for name in (served.name, *there)]
 
@@ -89,7 +95,7 @@ class Models:
             "created": self._started,
             "owned_by": "conch",
             "parent": None if name == served.name else served.name,
-            "max_model_len": served.settings.max_seq_len,
+            "max_model_len": served.settings.max_seq_len or None,
         }
 
 

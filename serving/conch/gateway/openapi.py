@@ -13,6 +13,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from conch.gateway.ab.feedback import FeedbackRequest
+from conch.gateway.batches.endpoints import BatchRequest
 from conch.gateway.models import AdapterOrder
 from conch.gateway.protocol import ChatRequest, CompletionRequest
 from conch.gateway.protocol.responses import ResponsesRequest
@@ -22,6 +24,8 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/batches": BatchRequest,
+    "/v1/feedback": FeedbackRequest,
     "/v1/load_lora_adapter": AdapterOrder,
     "/v1/unload_lora_adapter": AdapterOrder,
     "/tokenize": TokenizeRequest,
@@ -46,12 +50,16 @@ _ERROR = {
         }
     },
 }
+_KEYS = {
+    "401": "There are API keys, and none of them came",
+    "403": "The API key does not open this",
+}
 _REFUSALS = {
     "400": "The request is wrong; `param` names where",
     "404": "No such model, response or URL",
     "413": "The body is too large",
     "415": "The body is not JSON",
-    "429": "The engine's queue is full",
+    "429": "The engine's queue is full, or the API key is over a limit",
     "502": "The engine failed",
     "503": "The model is not ready, or the gateway is shutting down",
     "504": "The engine did not answer in time",
@@ -70,12 +78,12 @@ def document(app: FastAPI) -> dict[str, Any]:
             if method == "post" and path in _BODIES:
                 content = {"application/json": {"schema": names[_BODIES[path], "validation"]}}
                 operation["requestBody"] = {"required": True, "content": content}
-            operation["responses"] = _responses(path, method)
-    described["components"] = {"schemas": {**schemas["$defs"], "Error": _ERROR}}
+            operation["responses"] = _responses(path, method, guarded="security" in operation)
+    described["components"] |= {"schemas": {**schemas["$defs"], "Error": _ERROR}}
     return described
 
 
-def _responses(path: str, method: str) -> dict[str, Any]:
+def _responses(path: str, method: str, *, guarded: bool) -> dict[str, Any]:
     anything: dict[str, Any] = {"schema": {"type": "object"}}
     content = {"text/plain": {"schema": {"type": "string"}}} if path in _TEXT else {"application/json": anything}
     if path in _STREAMED and method == "post":
@@ -84,6 +92,8 @@ def _responses(path: str, method: str) -> dict[str, Any]:
     if path.startswith("/health"):
         down = {"description": "Not ready", "content": {"application/json": anything}}
         return {"200": {"description": "Ready", "content": content}, "503": down}
-    refusals = {status: {"description": text, "content": failure} for status, text in _REFUSALS.items()}
-    speaks_of_errors = path.startswith("/v1") or path in _BODIES
-    return {"200": {"description": "The answer", "content": content}, **(refusals if speaks_of_errors else {})}
+    told = dict(_KEYS) if guarded else {}
+    if path.startswith("/v1") or path in _BODIES:
+        told |= _REFUSALS
+    refusals = {status: {"description": text, "content": failure} for status, text in sorted(told.items())}
+    return {"200": {"description": "The answer", "content": content}, **refusals}

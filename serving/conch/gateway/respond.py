@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +23,7 @@ async def respond_whole(
 ) -> Response:
     """The answer in one piece."""
     async with _ending(exchange):
-        whole = await lifecycle.while_connected(exchange.request.receive, work)
+        whole = await lifecycle.while_connected(exchange.request.receive, work, exchange.latest)
     await exchange.end()
     return JSONResponse(whole)
 
@@ -39,8 +41,11 @@ async def respond_stream(
     `last` ends every stream; `failure` gives the event of an error before that.
     """
     async with _ending(exchange):
-        first = await lifecycle.while_connected(exchange.request.receive, _first(events))
+        first = await lifecycle.while_connected(exchange.request.receive, _first(events), exchange.latest)
     return _EventStream(exchange, lifecycle, first, events, last, failure or _failure)
+
+
+_LAST_WORDS_S = 1.0
 
 
 class _EventStream(Response):
@@ -79,12 +84,14 @@ class _EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await write(self._first)
             try:
-                await self._lifecycle.while_connected(receive, relay())
+                await self._lifecycle.while_connected(receive, relay(), self._exchange.latest)
             except CancelledError as gone:
                 return await self._exchange.end(gone)
             except ConchError as error:
                 await self._exchange.end(error)
-                await write(self._failure(error))
+                with contextlib.suppress(asyncio.TimeoutError):  # of who reads nothing: the connection ends it
+                    await asyncio.wait_for(write(self._failure(error) + self._last, more=False), _LAST_WORDS_S)
+                return
             await self._exchange.end()
             await write(self._last, more=False)
 

@@ -15,6 +15,8 @@ class Stored:
     response: dict[str, Any]
     messages: list[dict[str, Any]]
     """The conversation up to and with the response, without instructions."""
+    owner: str
+    """The key that asked for it; no other one finds it."""
 
 
 class ResponseStore:
@@ -35,14 +37,14 @@ class ResponseStore:
         while self._size > self._limit:
             self._size -= self._known.popitem(last=False)[1][1]
 
-    def get(self, name: str, param: str) -> Stored:
+    def get(self, name: str, param: str, owner: str) -> Stored:
         """Raises NotFoundError."""
-        if name not in self._known:
+        if name not in self._known or self._known[name][0].owner != owner:
             text = f"No response '{name[:80]}' is remembered"
             raise NotFoundError(text, param=param, code="previous_response_not_found")
         return self._known[name][0]
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, owner: str) -> None:
         """Raises NotFoundError."""
-        self.get(name, "response_id")
+        self.get(name, "response_id", owner)
         self._size -= self._known.pop(name)[1]

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from conch.gateway import errors
 from conch.gateway.body import read_body, validated
 from conch.gateway.context import Context
-from conch.gateway.exchange import Exchange
+from conch.gateway.exchange import Exchange, owner_of
 from conch.gateway.logprobs import chat_log_probs
 from conch.gateway.message import MessageBuilder
 from conch.gateway.parts import Content
@@ -57,26 +57,27 @@ class Responses:
         context = self.context
         body = await read_body(request, ResponsesRequest, UNDONE_RESPONSES, lenient=context.settings.lenient)
         previous = body.previous_response_id
-        earlier = self._store.get(previous, "previous_response_id").messages if previous is not None else []
+        owner = owner_of(request)
+        earlier = self._store.get(previous, "previous_response_id", owner).messages if previous is not None else []
         with _renamed():
             chat = _chat(body, earlier)
-        exchange = context.begin(request, "responses", chat)
+        exchange, chat = context.begin(request, "responses", chat)
         answer = _Answer(body, chat, exchange, self)
         if body.stream:
             return await respond_stream(exchange, context.lifecycle, answer.events(), last=b"", failure=answer.failure)
         return await respond_whole(exchange, context.lifecycle, answer.whole())
 
-    async def retrieve(self, response_id: str) -> dict[str, Any]:
+    async def retrieve(self, request: Request, response_id: str) -> dict[str, Any]:
         """A response that is remembered."""
-        return self._store.get(response_id, "response_id").response
+        return self._store.get(response_id, "response_id", owner_of(request)).response
 
-    async def delete(self, response_id: str) -> dict[str, Any]:
+    async def delete(self, request: Request, response_id: str) -> dict[str, Any]:
         """Forget a response."""
-        self._store.remove(response_id)
+        self._store.remove(response_id, owner_of(request))
         return {"id": response_id, "object": "response", "deleted": True}
 
-    def keep(self, response: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-        self._store.add(Stored(response, messages))
+    def keep(self, response: dict[str, Any], messages: list[dict[str, Any]], owner: str) -> None:
+        self._store.add(Stored(response, messages, owner))
 
 
 class _Answer:
@@ -92,6 +93,7 @@ class _Answer:
         self._number = 0
         self._usage: dict[str, Any] = {}
         self._response = self._begun()
+        exchange.answer_id = self._response["id"]
 
     async def whole(self) -> dict[str, Any]:
         reason = None
@@ -161,7 +163,7 @@ class _Answer:
             kept = {name: said[name] for name in names if said.get(name)}
             system = 1 if self._body.instructions is not None else 0
             before = [message.model_dump(exclude_none=True) for message in self._chat.messages[system:]]
-            self._owner.keep(self._response, [*before, {"content": "", **kept}])
+            self._owner.keep(self._response, [*before, {"content": "", **kept}], self._exchange.owner)
         return [*events, {"type": f"response.{status}", "response": self._response}]
 
     def _written(self, event: Event) -> bytes:

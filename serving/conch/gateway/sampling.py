@@ -55,8 +55,13 @@ def sampling_for(
         lora_task_id=settings.adapters.get(body.model) if body.model else None,
         guide=guide.tensors if guide else None,
         n=best_of(body),
-        priority=_TIERS[body.tier] * _TIER - body.priority,
+        priority=rank_of(body),
     )
+
+
+def rank_of(body: Generation) -> int:
+    """Higher goes first."""
+    return _TIERS[body.tier] * _TIER - body.priority
 
 
 def best_of(body: Generation) -> int:

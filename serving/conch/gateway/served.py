@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 from conch.gateway.metrics import Metrics
 from conch.gateway.protocol import Generation
+from conch.gateway.relay import RelayUpstream
 from conch.gateway.settings import ModelSettings
 from conch.gateway.tokenizer import Tokenizer
 from conch.gateway.upstream import Upstream
 from conch.text import IdDecoder
-from conch_build.errors import NotFoundError
+from conch_build.errors import NotFoundError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -21,13 +22,43 @@ class Served:
     def __init__(self, settings: ModelSettings, metrics: Metrics) -> None:
         """Raises SetupError."""
         self.settings = settings
-        self.tokenizer = Tokenizer(settings.tokenizer, settings.tool_format)
         self.metrics = metrics.of(settings.name)
-        self.upstream = Upstream(settings, settings.servers[0], self.tokenizer)
+        self.relay: RelayUpstream | None = None
+        """Instead of tokenizer and upstream, where the servers speak OpenAI themselves."""
+        self._tokenizer: Tokenizer | None = None
+        self._upstream: Upstream | None = None
+        if settings.tokenizer is None:
+            self.relay = RelayUpstream(settings)
+        else:
+            self._tokenizer = Tokenizer(settings.tokenizer, settings.tool_format)
+            self._upstream = Upstream(settings, self._tokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises UnsupportedError for a model whose servers tokenize."""
+        if self._tokenizer is None:
+            raise self._unable("texts are not tokenized here")
+        return self._tokenizer
+
+    @property
+    def upstream(self) -> Upstream:
+        """Raises UnsupportedError for a model whose servers take no tokens."""
+        if self._upstream is None:
+            raise self._unable("only chat completions and completions are answered")
+        return self._upstream
+
+    @property
+    def servers(self) -> Upstream | RelayUpstream:
+        """Whatever they speak."""
+        return self.relay or self.upstream
 
     @property
     def name(self) -> str:
         return self.settings.name
+
+    def _unable(self, what: str) -> UnsupportedError:
+        text = f"The model '{self.name}' has servers that speak OpenAI's API themselves: {what}"
+        return UnsupportedError(text, param="model", code="unsupported_model")
 
     async def off_loop(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
         """Run `work` at once when its input is small (in characters), else in a thread: streams must flow."""

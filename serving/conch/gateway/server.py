@@ -1,7 +1,7 @@
 """The gateway as a process: one socket, one event loop, an orderly end.
 
-SIGTERM or SIGINT: readiness drops and new requests get 503 at once, running answers finish within the grace.
-A second signal ends them with an error event.
+SIGTERM or SIGINT: readiness drops, new requests and those that still wait in line get 503 at once, running answers
+finish within `serving.gateway.limits.drain_timeout`. A second signal ends them with an error event.
 """
 
 from __future__ import annotations
@@ -9,16 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from conch.gateway import tls
 from conch.gateway.app import create_app
+from conch.gateway.authority import check_exposed
+from conch.gateway.connection import Connection
 from conch.gateway.lifecycle import Lifecycle
 from conch.gateway.settings import GatewaySettings
 from conch_build.errors import SetupError
+
+_OTHER_FILES = 256
+_SEND_BUFFER_BYTES = 128 << 10
+_FLUSH_SECONDS = 2
+"""For the last bytes of answers, once all have ended."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -26,6 +35,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Of its connections, too: what a slow client has not read waits here, where it is seen, not in the kernel.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     try:
         sock.bind((host, port))
         # Listening from here on: a client that is told the address may connect before the loop runs.
@@ -46,33 +57,48 @@ def run(
     import uvloop
 
     uvloop.install()
+    _make_room_for(settings.plan.limits.connections)
     asyncio.run(serve(settings, sock or listen(settings.plan.host, settings.plan.port), on_ready))
+
+
+def _make_room_for(connections: int) -> None:
+    """As many open files as that takes, where the system allows it."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES if most == resource.RLIM_INFINITY else min(connections + _OTHER_FILES, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def serve(settings: GatewaySettings, sock: socket.socket, on_ready: Callable[[str], None] | None = None) -> None:
     """`run` inside an event loop of the caller's."""
-    lifecycle = Lifecycle()
+    lifecycle, limits = Lifecycle(), settings.plan.limits
+    context = tls.context_of(settings.plan.tls)
+    app = create_app(settings, lifecycle)
+    check_exposed(settings.published_on or sock.getsockname()[0], app.state.authority.guarded)
     config = uvicorn.Config(
-        create_app(settings, lifecycle),
-        http="httptools",
+        app,
+        http=Connection.within(limits),
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=60,
+        timeout_keep_alive=limits.idle_timeout,  # type: ignore[arg-type]  # it may have a fraction
+        timeout_graceful_shutdown=_FLUSH_SECONDS,
+        ssl_context_factory=None if context is None else lambda config, default: context,
     )
     server = _Server(config)
     # What was loaded so far lives as long as the process: the collector need not walk it during streams.
     gc.collect()
     gc.freeze()
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    ending = asyncio.ensure_future(_end_on_signal(server, lifecycle, settings.drain_seconds))
+    ending = asyncio.ensure_future(_end_on_signal(server, lifecycle, limits.drain_timeout))
     try:
         while not (server.started or serving.done()):
             await asyncio.sleep(0.01)
         if on_ready is not None and server.started:
             host, port = sock.getsockname()[:2]
-            on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            scheme = "http" if context is None else "https"
+            on_ready(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
         await serving
     finally:
         ending.cancel()

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from conch.client.cpp_backend import CppBackend
+from conch.gateway.capacity import Capacity
 from conch_build.adapter_registry import AdapterRegistry
+from conch_build.cost import Price
+from conch_build.errors import PlanError, SetupError
 from conch_build.files import home
 from conch_build.manifest import TOKENIZER_DIR, GpuEngineManifest, engine_manifest
 from conch_build.plan_gateway import Gateway
+from conch_build.plan_models import GatewayModel, Upstream
 
 _GPU_CANDIDATES = {"tensorrt": 0, "pytorch": 20}
 """Log probabilities of a token: TensorRT-LLM's C++ backend gives that of the chosen one alone."""
+
+
+def gateway_home() -> Path:
+    """Where a gateway keeps what outlives it, unless it is told another place."""
+    return home() / "gateway"
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,8 @@ class Limits:
     tools: int = 128
     schema_bytes: int = 1 << 17
     """Of a schema, a grammar or all tools together."""
+    pattern_chars: int = 8192
+    """Of a regular expression, also within a schema."""
     inline_chars: int = 8192
     """Longer texts are tokenized in a thread, so that the event loop keeps its pace."""
 
@@ -48,16 +60,29 @@ class Server:
 
 
 @dataclass(frozen=True)
+class OpenAIServer:
+    """A server that speaks OpenAI's API."""
+
+    url: str
+    """Its base, as `http://host:8000/v1`."""
+    model: str
+    """The model's name there."""
+    key: str | None = field(default=None, repr=False)
+    metrics_url = None
+
+
+@dataclass(frozen=True)
 class ModelSettings:
-    """One model and the servers that have it, each the same engine.
+    """One model and the servers that have it, each the same engine, all of one kind.
 
     `tokenizer` is the artifact's; `end_ids`, `vocab_size`, `max_seq_len` and `top_candidates`
     are the engine manifest's.
     """
 
     name: str
-    servers: tuple[Server, ...]
-    tokenizer: Path
+    servers: tuple[Server | OpenAIServer, ...]
+    tokenizer: Path | None
+    """None: the servers tokenize."""
     max_seq_len: int
     vocab_size: int
     end_ids: tuple[int, ...]
@@ -67,6 +92,8 @@ class ModelSettings:
     """Names that requests may give as their model beside its own, with the ids that the engine knows them by."""
     adapter_slots: int = 0
     """How many of them are loaded at once."""
+    capacity: Capacity = field(default_factory=Capacity)
+    """Of each server."""
     cpp_backend: CppBackend | None = None
     """What stands in the place of Conch's own model in Triton, if anything."""
     tool_format: str = "auto"
@@ -75,11 +102,17 @@ class ModelSettings:
 
     @classmethod
     def for_engine(
-        cls, artifact: Path, servers: Sequence[Server], repository: Path | None = None, *, tool_format: str = "auto"
+        cls,
+        artifact: Path,
+        servers: Sequence[Server],
+        repository: Path | None = None,
+        *,
+        name: str | None = None,
+        tool_format: str = "auto",
     ) -> ModelSettings:
         """Settings for an engine artifact (`engine.json`, `tokenizer/`) and the adapters of a Triton repository.
 
-        Raises StoreError.
+        `name`: instead of the engine's. Raises StoreError.
         """
         engine = engine_manifest(artifact)
         registry = AdapterRegistry.load(repository / "tensorrt_llm") if repository else None
@@ -97,7 +130,7 @@ class ModelSettings:
         else:
             max_seq_len, top_candidates = engine.max_seq_len, engine.top_candidates
         return cls(
-            name=engine.name,
+            name=name or engine.name,
             servers=tuple(servers),
             tokenizer=artifact / TOKENIZER_DIR,
             max_seq_len=max_seq_len,
@@ -106,9 +139,36 @@ class ModelSettings:
             top_candidates=top_candidates,
             adapters=adapters,
             adapter_slots=slots,
+            capacity=Capacity.of(artifact, engine),
             cpp_backend=cpp_backend,
             tool_format=tool_format,
         )
+
+    @classmethod
+    def of(cls, name: str, plan: GatewayModel) -> ModelSettings:
+        """A model that the plan names beside its own. Raises StoreError, SetupError."""
+        if plan.engine is not None:
+            servers = [Server(server.grpc or "", server.metrics) for server in plan.servers]
+            repository = Path(plan.repository) if plan.repository else None
+            return cls.for_engine(Path(plan.engine), servers, repository, name=name, tool_format=plan.tool_format)
+        relayed = tuple(_openai_server(name, server) for server in plan.servers)
+        return cls(name, relayed, None, max_seq_len=0, vocab_size=0, end_ids=(), top_candidates=0)
+
+
+def other_models(plan: Gateway, own: str | None = None) -> tuple[ModelSettings, ...]:
+    """Those of `serving.gateway.models`, beside the plan's `own`. Raises PlanError, StoreError, SetupError."""
+    if own in plan.models:
+        where, fix = f"serving.gateway.models.{own}", "Give it another name."
+        raise PlanError(f"the plan itself is called {own!r}", where=where, fix=fix)
+    return tuple(ModelSettings.of(name, model) for name, model in plan.models.items())
+
+
+def _openai_server(name: str, plan: Upstream) -> OpenAIServer:
+    key = os.environ.get(plan.key_env) if plan.key_env else None
+    if plan.key_env and not key:
+        where = f"serving.gateway.models.{name}"
+        raise SetupError(f"the environment variable {plan.key_env} is not set", where=where, fix="Put the key there.")
+    return OpenAIServer((plan.openai or "").rstrip("/"), plan.model or name, key)
 
 
 @dataclass(frozen=True)
@@ -119,13 +179,19 @@ class GatewaySettings:
     """The first one answers requests that name none."""
     plan: Gateway = field(default_factory=Gateway)
     """The plan's part: how requests are let in, routed, counted and told of."""
-    home: Path = field(default_factory=lambda: home() / "gateway")
+    home: Path = field(default_factory=lambda: gateway_home())
     """Where the gateway keeps what outlives it."""
-    drain_seconds: float = 30.0
-    """How long running answers may take to finish after SIGTERM."""
-    body_bytes: int = 8 << 20
+    published_on: str | None = None
+    """The address at which others reach a port that is forwarded here; None: the one bound to."""
+    hourly_usd: float | None = None
+    """What each server's machines cost."""
     stored_responses_bytes: int = 64 << 20
     """Of the conversations that /v1/responses keeps."""
+
+    @property
+    def price(self) -> Price | None:
+        """Of a server's time, where the plan tells one."""
+        return None if self.hourly_usd is None else Price(self.hourly_usd)
 
     @property
     def lenient(self) -> bool:

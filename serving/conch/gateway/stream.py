@@ -34,6 +34,10 @@ class _Chunks:
         # With usage asked for, every chunk but the last says that it has none.
         self._tail = "]" + (',"usage":null' if with_usage else "") + "}\n\n"
 
+    def tell(self, usage: Mapping[str, Any]) -> None:
+        """The chunks from here on have this usage."""
+        self._tail = f'],"usage":{dumps(usage)}}}\n\n'
+
     def usage(self, usage: Mapping[str, Any]) -> bytes:
         """The last chunk, with no choice in it."""
         return f'{self._head}],"usage":{dumps(usage)}}}\n\n'.encode()

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
+from conch.gateway.authority import check_model
 from conch.gateway.body import read_body, validated
 from conch.gateway.ceilings import check_id
 from conch.gateway.context import Context
@@ -58,6 +59,7 @@ class Tokens:
         context = self.context
         body = await read_body(request, TokenizeRequest, {}, lenient=context.settings.lenient)
         served = context.catalog.find(body.model)
+        check_model(request, body.model or served.name)
         if body.messages is None:
             ids = await served.off_loop(len(body.prompt or ""), _encode, body, served)
         else:
@@ -72,6 +74,7 @@ class Tokens:
         context = self.context
         body = await read_body(request, DetokenizeRequest, {}, lenient=context.settings.lenient)
         served = context.catalog.find(body.model)
+        check_model(request, body.model or served.name)
         for token in body.tokens:
             check_id(token, "tokens", served.settings.vocab_size)
         return {"prompt": await served.off_loop(len(body.tokens), served.tokenizer.whole_decoder.text, body.tokens)}

@@ -12,6 +12,8 @@ from conch.client import AsyncClient, Delta, Sampling
 from conch.gateway.forks import Stream, forked
 from conch.gateway.logprobs import TokenLogProb, entries, prompt_entries
 from conch.gateway.metrics import Watch
+from conch.gateway.routing.pool import Pool
+from conch.gateway.routing.routed import Routed
 from conch.gateway.settings import ModelSettings, Server
 from conch.gateway.stops import StopMatcher
 from conch.gateway.tokenizer import Tokenizer
@@ -46,6 +48,7 @@ class Answer:
         stops: Sequence[str],
         min_tokens: int,
         watch: Watch,
+        server: Routed[TritonDoor],
     ) -> None:
         self.prompt_tokens = len(prompt)
         self._prompt = prompt
@@ -53,6 +56,8 @@ class Answer:
         self.cached_tokens = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
+        self.prefill_share: float | None = None
+        """Of its time in the engine, what came before its first token, where the engine tells."""
         self.prompt_log_probs: list[TokenLogProb] | None = None
         """Of the prompt's tokens but the first, where they were asked for."""
         self.finish_reason: str | None = None
@@ -61,7 +66,13 @@ class Answer:
         self._stops = StopMatcher(stops) if stops else None
         self._min_tokens = min_tokens
         self._watch = watch
+        self._server = server
         self._log_probs: list[TokenLogProb] = []
+
+    @property
+    def server(self) -> str:
+        """Who makes it."""
+        return self._server.server
 
     def __aiter__(self) -> Answer:
         return self
@@ -79,6 +90,7 @@ class Answer:
             if delta.finish_reason is not None:
                 self.cached_tokens = delta.cached_tokens if self.prompt_tokens else 0
                 self.draft_tokens, self.accepted_tokens = delta.draft_tokens, delta.accepted_tokens
+                self.prefill_share = delta.prefill_share
                 if self.finish_reason is None:
                     text += self._rest()
                     # The rest may complete a stop string, which has then set the reason.
@@ -129,14 +141,37 @@ class Answer:
         self._watch.end(self.finish_reason or ("error" if failed else "abort"))
 
 
-class Upstream:
-    """The engine behind one Triton."""
+class TritonDoor:
+    """One Triton."""
 
-    def __init__(self, settings: ModelSettings, server: Server, tokenizer: Tokenizer) -> None:
-        self._client = AsyncClient(server.grpc_url, backend=settings.cpp_backend)
+    def __init__(self, settings: ModelSettings, server: Server) -> None:
+        self.name = server.grpc_url
+        self.client = AsyncClient(server.grpc_url, backend=settings.cpp_backend)
+        self._asked_for_feed = False
+
+    async def probe(self) -> None:
+        """A sign of life from the engine. Raises ServiceError, or one of its kinds, without one."""
+        try:
+            await self.client.probe()
+            if not self._asked_for_feed:
+                await self.client.use_feed()
+                self._asked_for_feed = True
+        except NotFoundError:
+            raise _not_loaded() from None
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+class Upstream:
+    """The engines behind a model's Tritons, as one."""
+
+    def __init__(self, settings: ModelSettings, tokenizer: Tokenizer) -> None:
+        doors = [TritonDoor(settings, server) for server in settings.servers if isinstance(server, Server)]
+        kv_tokens = settings.capacity.kv_tokens
+        self.pool = Pool(doors, kv_tokens * len(doors)) if kv_tokens else Pool(doors)
         self._built_in = settings.adapters if settings.cpp_backend else None
         self._tokenizer = tokenizer
-        self._asked_for_feed = False
 
     def answers(
         self,
@@ -153,7 +188,13 @@ class Upstream:
         `watch` makes the clock of an answer that counts so many tokens of prompt; `decoder` shows other tokens
         than the tokenizer's own.
         """
-        stream = self._client.open(prompt, sampling, streaming=streaming or bool(stops))
+        stream = Routed(
+            self.pool,
+            prompt,
+            sampling.max_tokens * sampling.n,
+            sampling.lora_task_id,
+            lambda door: door.client.open(prompt, sampling, streaming=streaming or bool(stops)),
+        )
         return [
             Answer(
                 part,
@@ -162,34 +203,34 @@ class Upstream:
                 stops=stops,
                 min_tokens=sampling.min_tokens or 0,
                 watch=watch(0 if index else len(prompt)),
+                server=stream,
             )
             for index, part in enumerate(forked(stream, sampling.n))
         ]
 
     async def adapters(self, command: str = "list", lora_task_id: int = 0) -> list[dict[str, Any]]:
-        """Every LoRA adapter, after one was loaded or unloaded if so commanded. Raises ConchError."""
+        """Every LoRA adapter, after one was loaded or unloaded everywhere if so commanded. Raises ConchError."""
         if self._built_in is not None:
             if command != "list":
                 raise UnsupportedError("the engine was built with its adapters", param="lora_name")
             idle = {"state": "loaded", "running": 0, "waiting": 0}
             return [{"name": name, "id": number, **idle} for name, number in self._built_in.items()]
-        try:
-            return await self._client.adapters(command, lora_task_id)
-        except NotFoundError as error:
-            raise (error if error.param else _not_loaded()) from None
+        clients = [door.client for door in self.pool.doors]
+        told = await asyncio.gather(
+            *(client.adapters(command, lora_task_id) for client in clients), return_exceptions=True
+        )
+        there = [one for one in told if not isinstance(one, BaseException)]
+        failures = [one for one in told if isinstance(one, BaseException)]
+        if failures and (command != "list" or not there):  # what is asked of all must be done by all
+            error = failures[0]
+            if isinstance(error, NotFoundError) and error.param is None:
+                raise _not_loaded()
+            raise error
+        return _together(there)
 
     async def probe(self) -> None:
-        """A sign of life from the engine. Raises ServiceError, or one of its kinds, without one."""
-        try:
-            await self._client.probe()
-            if not self._asked_for_feed:
-                await self._client.use_feed()
-                self._asked_for_feed = True
-        except NotFoundError:
-            raise _not_loaded() from None
-
-    async def close(self) -> None:
-        await self._client.close()
+        """A sign of life from one of the engines. Raises ServiceError, or one of its kinds, without one."""
+        await self.pool.probe()
 
 
 def _not_loaded() -> UnavailableError:
@@ -198,6 +239,18 @@ def _not_loaded() -> UnavailableError:
     What the engine itself does not find, an adapter, it names with a parameter; Triton's own failures name none.
     """
     return UnavailableError("Triton has not loaded the model")
+
+
+def _together(servers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What several servers tell of the same adapters: what runs and waits added up, loaded where one has it loaded."""
+    found: dict[str, dict[str, Any]] = {}
+    for adapter in (adapter for server in servers for adapter in server):
+        known = found.setdefault(adapter["name"], {**adapter, "running": 0, "waiting": 0})
+        known["running"] += adapter["running"]
+        known["waiting"] += adapter["waiting"]
+        if adapter["state"] == "loaded" or known["state"] == "unloaded":
+            known["state"] = adapter["state"]
+    return list(found.values())
 
 
 async def merged(answers: Sequence[Answer]) -> AsyncIterator[tuple[int, Piece]]:

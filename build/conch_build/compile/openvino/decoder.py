@@ -20,11 +20,11 @@ import openvino as ov
 import openvino.opset15 as op
 
 from conch_build.compile.openvino import rope
-from conch_build.compile.openvino.family import describe, windows
+from conch_build.compile.openvino.family import describe
 from conch_build.compile.openvino.linear import Node, apply, constant, weight
 from conch_build.compile.openvino.moe import mixture
 from conch_build.compile.openvino.weights import Weights, read_config
-from conch_build.families import complete
+from conch_build.families import complete, windows
 
 
 class Decoder:

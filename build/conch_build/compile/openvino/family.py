@@ -97,17 +97,3 @@ def describe(config: Config) -> Family:
     """The family of a checkpoint, by its `model_type`."""
     special = _FAMILIES.get(config["model_type"])
     return special(config) if special else Family()
-
-
-def windows(config: Config) -> list[int]:
-    """Sliding window of each layer in tokens; 0 attends to everything."""
-    kind, layers, window = config["model_type"], range(config["num_hidden_layers"]), config.get("sliding_window") or 0
-    if not config.get("use_sliding_window", not kind.startswith(("llama", "qwen"))):
-        window = 0
-    types = config.get("layer_types")
-    if types is not None:
-        return [window if types[layer] == "sliding_attention" else 0 for layer in layers]
-    if kind in ("gemma2", "gemma3_text"):  # the last of every few layers attends to everything
-        return [window if (layer + 1) % config["sliding_window_pattern"] else 0 for layer in layers]
-    first = config.get("max_window_layers", 0) if kind in ("qwen2", "qwen3") else 0
-    return [window if layer >= first else 0 for layer in layers]

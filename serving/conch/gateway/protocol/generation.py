@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, field_validator
 
-from conch.gateway.protocol.base import Part
+from conch.gateway.protocol.base import Label, Metadata, Part
 from conch.gateway.protocol.guided import ResponseFormat, Schema, StructuredOutputs
 
 # Parameters that the API has and this server has not -> the values that ask for nothing.
@@ -30,13 +30,15 @@ _TEXT = {"type": "string", "minLength": 1}
 
 class StreamOptions(Part):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """With `include_usage`: every chunk has the usage so far, as with vLLM."""
     include_obfuscation: Literal[False] = False
 
 
 class Generation(Part):
     """What chat and text completions have in common."""
 
-    model: str | None = None
+    model: str | None = Field(None, max_length=256)
     """Absent: the model that this gateway serves."""
     max_tokens: int | None = Field(None, ge=1)
     """Absent: what fits into the model's context."""
@@ -80,10 +82,12 @@ class Generation(Part):
     """Lower goes first, as with vLLM."""
     service_tier: Literal["auto", "default", "flex", "priority", "fast"] = "auto"
     """`priority` (or `fast`) goes before, `flex` after everybody else; the answer names the tier it had."""
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    timeout: float | None = Field(None, gt=0, le=1e6)
+    """Seconds that the request may take, where that is less than the server's own limit."""
+    user: Label | None = None
+    metadata: Metadata | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -108,3 +112,8 @@ class Generation(Part):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def tells_usage(self) -> bool:
+        """In every chunk."""
+        return self.includes_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from conch.gateway.protocol.base import Part
+from conch.gateway.protocol.base import Label, Metadata, Part
 from conch.gateway.protocol.generation import UNDONE
 from conch.gateway.protocol.guided import Schema
 from conch.gateway.protocol.tools import NAME
@@ -57,7 +57,7 @@ class ResponseStreamOptions(Part):
 class ResponsesRequest(Part):
     input: str | list[dict[str, Any]] = Field(min_length=1)
     """A text, or items: messages, function calls and their outputs, reasoning."""
-    model: str | None = None
+    model: str | None = Field(None, max_length=256)
     instructions: str | None = None
     """A system turn before everything else; not carried over to the next response."""
     previous_response_id: str | None = None
@@ -77,10 +77,12 @@ class ResponsesRequest(Part):
     parallel_tool_calls: bool = True
     reasoning: ReasoningConfig | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "fast"] = "auto"
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    timeout: float | None = Field(None, gt=0, le=1e6)
+    """Seconds that the response may take, where that is less than the server's own limit."""
+    metadata: Metadata | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
 
     @field_validator("tool_choice")
     @classmethod
@@ -120,6 +122,7 @@ class ResponsesRequest(Part):
             "response_format": self._response_format(),
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "service_tier": self.service_tier,
+            "timeout": self.timeout,
         }
         if "parallel_tool_calls" in self.model_fields_set:
             given["parallel_tool_calls"] = self.parallel_tool_calls

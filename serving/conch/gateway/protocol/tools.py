@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_serializer
 
 from conch.gateway.protocol.base import Part
 from conch.gateway.protocol.guided import Schema
@@ -34,6 +34,16 @@ class ToolChoice(Part):
     """Those that may be called; None: every one."""
     single: bool = False
     """One named function, called once."""
+
+    @model_serializer
+    def given(self) -> Any:
+        """As OpenAI's clients write it."""
+        if self.names is None:
+            return self.mode
+        tools = [{"type": "function", "function": {"name": name}} for name in self.names]
+        return (
+            tools[0] if self.single else {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
+        )
 
 
 _NAMED = {
