@@ -46,6 +46,18 @@ def test_a_changed_plan_begins_anew(database: Database) -> None:
     assert database.run_now(lambda connection: store.kept(connection, "m")) == {}
 
 
+def test_other_shares_begin_the_figures_anew_and_a_stop_keeps_them(database: Database) -> None:
+    def seen() -> int:
+        kept = database.run_now(lambda connection: store.kept(connection, "m"))
+        return kept["old"]["e2e"].count if kept else 0
+
+    database.run_now(lambda connection: store.add(connection, "m", "old", "e2e", Moments().plus(1.0)))
+    database.run_now(lambda connection: store.stop(connection, "m", "new", "errors are up"))
+    assert seen() == 1
+    database.run_now(lambda connection: store.steer(connection, "m", {"new": 5}, "again"))
+    assert seen() == 0
+
+
 def test_observations_of_several_gateways_add_up(database: Database) -> None:
     one, two = Moments().plus(1.0).plus(2.0), Moments().plus(6.0)
     for new in (one, two):

@@ -105,15 +105,14 @@ def weights(connection: Connection, name: str) -> dict[str, float]:
 
 
 def steer(connection: Connection, name: str, wanted: Mapping[str, float], reason: str) -> bool:
-    """Set some weights. False when they were so already: somebody else was first."""
-    before = weights(connection, name)
-    changed = {variant: weight for variant, weight in wanted.items() if before.get(variant) != weight}
-    for variant, weight in changed.items():
-        row = (_weights.c.experiment == name) & (_weights.c.variant == variant)
-        connection.execute(update(_weights).where(row).values(weight=weight))
-    if changed:
-        record(connection, name, f"{_told(changed)}: {reason}")
-    return bool(changed)
+    """Set some weights. False when they were so already: somebody else was first.
+
+    Figures begin anew: those of times with other shares, pooled, would compare quiet hours with busy ones.
+    """
+    if not _set(connection, name, wanted, reason):
+        return False
+    connection.execute(delete(_moments).where(_moments.c.experiment == name))
+    return True
 
 
 def stop(connection: Connection, name: str, variant: str, reason: str) -> bool:
@@ -123,7 +122,18 @@ def stop(connection: Connection, name: str, variant: str, reason: str) -> bool:
     wanted = {variant: 0.0}
     if not any(weight for other, weight in before.items() if other != variant):
         wanted[baseline] = 1.0
-    return steer(connection, name, wanted, reason)
+    return _set(connection, name, wanted, reason)
+
+
+def _set(connection: Connection, name: str, wanted: Mapping[str, float], reason: str) -> bool:
+    before = weights(connection, name)
+    changed = {variant: weight for variant, weight in wanted.items() if before.get(variant) != weight}
+    for variant, weight in changed.items():
+        row = (_weights.c.experiment == name) & (_weights.c.variant == variant)
+        connection.execute(update(_weights).where(row).values(weight=weight))
+    if changed:
+        record(connection, name, f"{_told(changed)}: {reason}")
+    return bool(changed)
 
 
 def experiments(connection: Connection) -> list[str]:
