@@ -16,6 +16,13 @@
     turn.py         a conversation to its answers   message.py      parts to a message
     stream.py       server-sent events              logprobs.py     log probabilities
     response_output.py, response_store.py           items and events of /v1/responses; what is remembered
+    relay.py        servers that speak OpenAI       routing/        several servers of one model
+    admission.py, line.py, pace.py, capacity.py     who may ask now: the line of each model, and its bounds
+    authority.py, keys.py, key_limits.py            who may ask at all, and how much
+    ledger.py, busy.py, usage.py, database.py       what was asked and what it cost, and where that is kept
+    ab/             experiments: variants, verdicts, guard rails, feedback, shadows
+    connection.py, tls.py                           bounds of a connection; certificates
+    inner.py, background.py                         requests of its own; work beside requests
     observability.py, record.py                     what tells of requests, put together; what one came to
     access_log.py, lines.py, tracing.py, dashboard/ a line of JSON each; OpenTelemetry; the page
     batches/        files that callers leave, and the batches of requests in them

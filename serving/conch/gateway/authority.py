@@ -17,6 +17,7 @@ from fastapi.params import Depends as Dependency
 from fastapi.security import HTTPBearer
 
 from conch.gateway import keys
+from conch.gateway.background import background
 from conch.gateway.database import Database
 from conch.gateway.errors import KeyRefused, NotAllowed
 from conch.gateway.exchange import Exchange, Observer
@@ -82,12 +83,8 @@ class Authority(Observer):
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Keeps up with the database inside. While it is away the keys stay as they were."""
-        task = asyncio.ensure_future(self._follow())
-        try:
+        async with background(self._follow()):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait((task,))
 
     async def _follow(self) -> None:
         away = False

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from sqlalchemy import BigInteger, Column, Connection, Float, Integer, String, Table
 from sqlalchemy.exc import SQLAlchemyError
 
+from conch.gateway.background import background
 from conch.gateway.busy import Share, ShareClock
 from conch.gateway.database import Database, insert_new, metadata
 from conch.gateway.exchange import Exchange, Observer
@@ -114,12 +115,10 @@ class Ledger(Observer):
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
         """Rows go to the database inside; what is left at the end has one more try."""
-        task = asyncio.ensure_future(self._run())
         try:
-            yield
+            async with background(self._run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.wait((task,))
             await self._finish()
 
     async def _run(self) -> None:

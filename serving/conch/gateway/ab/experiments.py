@@ -22,6 +22,7 @@ from conch.gateway.ab.assignment import assigned
 from conch.gateway.ab.figures import broken
 from conch.gateway.ab.sequential import Moments
 from conch.gateway.ab.shadow import Shadows
+from conch.gateway.background import background
 from conch.gateway.database import Database
 from conch.gateway.exchange import Chosen, Exchange, Observer, owner_of
 from conch.gateway.protocol import Generation
@@ -112,12 +113,10 @@ class Experiments(Observer):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Turns are taken inside. A database that fails is asked again, and nothing seen is forgotten."""
-        task = asyncio.ensure_future(self._run())
         try:
-            yield
+            async with background(self._run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.wait((task,))
             await self.shadows.end()
             with contextlib.suppress(ConchError):
                 await self.turn()

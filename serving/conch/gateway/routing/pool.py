@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from conch.gateway.background import background
 from conch.gateway.routing.prefixes import Prefixes
 from conch.gateway.routing.standing import Standing
 from conch_build.errors import ConchError, UnavailableError
@@ -108,12 +109,10 @@ class Pool(Generic[AnyDoor]):
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Inside, servers are probed again and again, at intervals that differ a little."""
-        task = asyncio.ensure_future(self._watch())
         try:
-            yield
+            async with background(self._watch()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.wait((task,))
             await asyncio.gather(*(door.close() for door in self.doors))
 
     async def _watch(self) -> None:
