@@ -15,7 +15,7 @@ from conch.bench.traffic.measures import Round, Terms, measures
 from conch.bench.traffic.prompts import Mix, Words, Writer
 from conch.bench.traffic.record import Record
 from conch.bench.traffic.trace import Call
-from conch_build.errors import ServiceError
+from conch_build.errors import InputError, ServiceError
 
 OnRecord = Callable[[Record], None]
 _SECONDS_OF_A_RATE = 10
@@ -123,10 +123,11 @@ def row_of(load: Load, rounds: Sequence[Round], terms: Terms) -> dict[str, Any]:
 
 
 def check(records: Sequence[Record]) -> None:
-    """Raises ServiceError, with the first reason, where everything failed."""
+    """Raises where everything failed, with the first reason: InputError for what was refused, else ServiceError."""
     if records and all(record.error for record in records):
         failed = f"none of {len(records)} requests was" if len(records) > 1 else "a request was not"
-        raise ServiceError(f"{failed} answered: {records[0].message}")
+        kind = InputError if records[0].error in ("not found", "rejected") else ServiceError
+        raise kind(f"{failed} answered: {records[0].message}")
 
 
 async def calibrated(target: Target, model: str, words: Words) -> Words:
