@@ -36,7 +36,8 @@ def others_are_served(gateway: Gateway) -> Iterator[None]:
 
     other = threading.Thread(target=look)
     other.start()
-    time.sleep(0.1)
+    while not waits and other.is_alive():  # it must be looking before there is something to see
+        time.sleep(0.01)
     yield
     over.set()
     other.join(10)
