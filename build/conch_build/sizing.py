@@ -52,12 +52,6 @@ def kv_pool_bytes_for(requests: int, tokens: int, tokens_per_block: int, block_b
     return requests * blocks_for(tokens, tokens_per_block) * block_bytes
 
 
-def engine_weight_bytes(parameters: int, embedding_parameters: int, quantization: str) -> int:
-    """Bytes of a compiled engine's weights: 16 bits for the embedding, the format's for the linear layers."""
-    linear = parameters - embedding_parameters
-    return round(2 * embedding_parameters + linear * BITS_PER_WEIGHT.get(quantization, 16.0) / 8)
-
-
 def group_sizes_for(widths: Iterable[int], sizes: Iterable[int] = GROUP_SIZES) -> list[int]:
     """The `sizes` that divide every width, in their order."""
     widths = list(widths)

@@ -60,6 +60,16 @@ def test_triton_has_what_its_container_needs() -> None:
     assert {volume["read_only"] for volume in triton["volumes"]} == {True}
 
 
+def test_the_gateway_is_told_what_the_plan_says_of_it_and_the_rest_is_refused() -> None:
+    told = "gateway: {tool_format: hermes, unknown_parameters: warn}"
+    command = services_of(compose_files(plan(serving=told), BUILT, "/d"))["gateway"]["command"]
+    assert command[command.index("--tool-format") + 1] == "hermes"
+    assert "--lenient" in command
+    for name, value in (("queue", "{waiting: 5}"), ("tls", "{certificate: a.pem}"), ("access_log", "stdout")):
+        with pytest.raises(PlanError, match=f"serving.gateway.{name}: .* told on its command line"):
+            compose_files(plan(serving=f"gateway: {{{name}: {value}}}"), BUILT, "/d")
+
+
 def test_all_listens_on_loopback_unless_asked() -> None:
     files = compose_files(plan(), BUILT, "/d")
     services = services_of(files)
@@ -112,7 +122,7 @@ def test_the_cpus_triton_stays_on_loopback_inside_and_the_gateway_beside_it() ->
 @pytest.mark.parametrize(
     ("refused", "sentence"),
     [
-        (plan("pytorch", serving="disaggregated: {}"), "before which the gateway cannot stand yet"),
+        (plan("pytorch", serving="disaggregated: {}"), "`conch gateway` before their proxy"),
         (plan("pytorch", serving="triton: {layout: llmapi}"), "speaks token ids, which the layout `llmapi` does not"),
         (
             plan("pytorch", target="tensorrt_llm: 1.3.0rc21"),

@@ -1,7 +1,7 @@
 """`conch bench` and GuideLLM on the same server, in turns: the same figures within 5 %.
 
 GuideLLM has an environment of its own: `scripts/peers/guidellm .conch/peers/guidellm` makes it. Without it these tests
-are skipped. Both tools go through the same relay.
+are skipped.
 """
 
 from __future__ import annotations
@@ -80,10 +80,9 @@ def by_guidellm(url: str, model: str, tokenizer: Path, folder: Path, number: int
 def agree(url: str, model: str, tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The medians of rounds in turns."""
     found: dict[str, list[dict[str, float]]] = {"conch": [], "guidellm": []}
-    with started("tests.load.relay", url) as relay:
-        for number in range(ROUNDS):
-            found["conch"].append(by_conch(relay, model, tokenizer, folder, number))
-            found["guidellm"].append(by_guidellm(relay, model, tokenizer, folder, number))
+    for number in range(ROUNDS):
+        found["conch"].append(by_conch(url, model, tokenizer, folder, number))
+        found["guidellm"].append(by_guidellm(url, model, tokenizer, folder, number))
     ours, theirs = (middle(rounds) for rounds in found.values())
     with capsys.disabled():
         print()

@@ -55,10 +55,10 @@ def check_triton(plan: Plan, what: str) -> None:
     """Raises PlanError for a plan that Triton does not serve, or not with the tensors that the gateway speaks."""
     if plan.serving.disaggregated is not None:
         raise PlanError(
-            f"{what} serves through Triton, and disaggregated workers are `trtllm-serve`, before which the gateway "
-            "cannot stand yet",
+            f"{what} serves through Triton, and disaggregated workers are `trtllm-serve`",
             where="serving.disaggregated",
-            fix="Start them with the script that `conch build` writes, or leave `disaggregated` out.",
+            fix="Start them with the script that `conch build` writes, and `conch gateway` before their proxy as an "
+            "`openai` server of `serving.gateway.models`; or leave `disaggregated` out.",
         )
     if plan.serving.triton.layout == "llmapi":
         raise PlanError(

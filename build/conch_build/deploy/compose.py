@@ -10,9 +10,11 @@ import yaml
 from conch_build.deploy.artifacts import Built, check_triton, triton_image
 from conch_build.deploy.images import dockerfiles, ready_script, sources
 from conch_build.deploy.services import BIND, KEY, STATE, services
+from conch_build.errors import PlanError
 from conch_build.plan import Plan
 from conch_build.recipe import TextFile
 
+_TOLD = {"host", "port", "tool_format", "unknown_parameters"}
 _HEAD = """# Start: docker compose up -d --build --wait
 # Stop:  docker compose down
 # Keys:  docker compose run --rm --no-deps gateway python3 -m conch.cli keys create NAME
@@ -23,9 +25,10 @@ _HEAD = """# Start: docker compose up -d --build --wait
 def compose_files(plan: Plan, built: Built, folder: str, *, public: bool = False) -> tuple[TextFile, ...]:
     """`compose.yaml` and its neighbours in `folder`. `public`: the gateway listens on every address of the machine.
 
-    Raises PlanError for a plan that needs several nodes, or no Triton.
+    Raises PlanError for a plan that needs several nodes, or no Triton, or more of the gateway than it is told here.
     """
     check_triton(plan, "`conch deploy compose`")
+    _check_gateway(plan)
     name = f"conch-{re.sub('[^a-z0-9_-]', '-', plan.name.lower())}"
     document = {"name": name, "services": services(plan, built), "volumes": {STATE: {}}}
     gpus = plan.engine.backend != "openvino"
@@ -37,6 +40,16 @@ def compose_files(plan: Plan, built: Built, folder: str, *, public: bool = False
         ready_script(folder),
         *sources(folder),
     )
+
+
+def _check_gateway(plan: Plan) -> None:
+    """Raises PlanError for what the gateway would have to read in the plan, which its container has not."""
+    for name in sorted(plan.serving.gateway.model_dump(exclude_defaults=True).keys() - _TOLD):
+        raise PlanError(
+            "the gateway of a compose file is told on its command line, and not this",
+            where=f"serving.gateway.{name}",
+            fix="Leave it out, or run `conch gateway` with the plan beside Triton's container.",
+        )
 
 
 def _settings(bind: str, gpus: bool) -> str:

@@ -64,6 +64,7 @@ def _triton_on_cpu(plan: Plan, built: Built) -> dict[str, Any]:
 
 
 def _gateway(plan: Plan, built: Built, triton: str) -> dict[str, Any]:
+    gateway = plan.serving.gateway
     health = f"http://127.0.0.1:{_GATEWAY}/health/ready"
     asks = f"import urllib.request; urllib.request.urlopen('{health}', timeout=5)"
     return {
@@ -73,6 +74,8 @@ def _gateway(plan: Plan, built: Built, triton: str) -> dict[str, Any]:
             *("--repository", _literal(str(built.repository))),
             *("--grpc-url", f"{triton}:{_GRPC}", "--metrics-url", f"http://{triton}:{_METRICS}/metrics"),
             *("--host", "0.0.0.0", "--port", str(_GATEWAY), "--published-on", _BOUND),
+            *("--tool-format", gateway.tool_format),
+            *(["--lenient"] if gateway.unknown_parameters == "warn" else []),
         ],
         "environment": {"CONCH_HOME": _STATE},
         "depends_on": {"triton": {"condition": "service_healthy"}},

@@ -112,13 +112,15 @@ def _layout_of_the_backend(plan: Plan) -> None:
 
 @rule("serving.public-host")
 def _gateway_stays_local(plan: Plan) -> Iterator[Violation]:
-    """The gateway has no keys yet: whoever reaches it may use it."""
-    host = plan.serving.gateway.host
-    if not _is_loopback(host):
+    """Who can reach the gateway needs an API key: without any it does not start. Without TLS the keys, and all that is
+    asked and answered, travel in the clear."""
+    gateway = plan.serving.gateway
+    if not _is_loopback(gateway.host) and gateway.tls.certificate is None:
         yield Violation(
             "serving.gateway.host",
-            f"{host} can be reached from outside and this version has no API keys",
-            "Set it to 127.0.0.1 and put a proxy that checks keys in front.",
+            f"{gateway.host} can be reached from outside, and API keys would travel there in the clear",
+            "Set `serving.gateway.tls`, or put a proxy that has a certificate in front.",
+            "warning",
         )
 
 

@@ -11,7 +11,7 @@ from conch_build.calibration import RECORD_FIX, parse_record, split_texts
 from conch_build.checkpoint import Checkpoint
 from conch_build.compile.tensorrt.checkpoint import AWQ_GROUP_SIZES, AWQ_SAMPLES
 from conch_build.model_info import ModelInfo
-from conch_build.plan import Cost, Lora, Plan, Slo, Speculation, Triton
+from conch_build.plan import Lora, Plan, Speculation, Triton
 from conch_build.plan_gateway import Gateway
 from conch_build.preflight.registry import ENGINE, GPU, Violation, rule
 from conch_build.quantize import calibrates
@@ -98,10 +98,6 @@ def _nothing_is_set_in_vain(plan: Plan) -> Iterator[Violation]:
 def _unread(plan: Plan) -> Iterator[tuple[str, str]]:
     """Key that is not as it is when it is left out -> why nothing reads it."""
     quantization, speculation, lora = plan.quantization, plan.engine.speculation, plan.engine.lora
-    if plan.slo != Slo():
-        yield "slo", "no command of this version reads it"
-    if plan.cost != Cost():
-        yield "cost", "no command of this version reads it"
     if quantization.group_size != "auto" and quantization.format not in AWQ_GROUP_SIZES:
         yield "quantization.group_size", f"weights in {quantization.format} have no groups of a chosen size"
     if speculation.method == "none" and speculation.max_draft_len != Speculation().max_draft_len:

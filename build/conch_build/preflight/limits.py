@@ -1,4 +1,4 @@
-"""Rules about lengths and batches, and about this machine's memory for a CPU engine. The arithmetic is `sizing`'s."""
+"""Rules about lengths and batches, and about this machine's memory for a CPU engine. The arithmetic is elsewhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from conch_build.machine import free_memory_bytes, memory_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import CPU, GPU, Violation, rule
+from conch_build.size.cpu import cpu_weight_bytes
 from conch_build.sizing import (
     blocks_for,
     cpu_kv_dtype,
-    engine_weight_bytes,
     kv_bytes_per_token,
     kv_pool_blocks,
     kv_pool_bytes_for,
@@ -103,9 +103,7 @@ def _kv_pool_holds_one_request(plan: Plan, info: ModelInfo) -> Iterator[Violatio
 def _machine_holds_the_engine(plan: Plan, info: ModelInfo) -> Iterator[Violation]:
     """Weights and KV cache must fit this machine's memory, and the checkpoint too while it is compiled."""
     memory = memory_bytes()
-    weights = engine_weight_bytes(info.parameters, info.embedding_parameters, plan.quantization.format)
-    if info.quantization is not None:
-        weights = info.weight_bytes
+    weights = cpu_weight_bytes(info, plan.quantization.format, plan.engine.max_seq_len)
     dtype = cpu_kv_dtype(plan.quantization.kv_cache)
     token = kv_bytes_per_token(info.num_layers, info.num_kv_heads, info.head_dim, dtype)
     pool = _pool_bytes(plan, plan.engine.kv_cache.tokens_per_block * token)

@@ -16,7 +16,7 @@ from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import CPU, ENGINE, GPU, LLM_API, Violation, rule
 from conch_build.profiles import PROFILES
-from conch_build.sizing import engine_weight_bytes
+from conch_build.size.cpu import cpu_weight_bytes
 from conch_build.units import format_bytes
 
 _WITHOUT_ADAPTERS = ("int8_sq", "nvfp4")
@@ -100,7 +100,7 @@ def _machine_holds_the_weights_twice(plan: Plan, info: ModelInfo) -> Iterator[Vi
     if not lora.adapters:
         return
     memory = memory_bytes()
-    weights = 2 * engine_weight_bytes(info.parameters, info.embedding_parameters, plan.quantization.format)
+    weights = 2 * cpu_weight_bytes(info, plan.quantization.format, plan.engine.max_seq_len)
     elements = sum(rows + columns for rows, columns in adaptable_layers(info).values())
     slots = 4 * elements * lora.max_rank * min(lora.max_loaded, len(lora.adapters))
     if weights + slots + plan.engine.kv_cache.size > memory:

@@ -30,7 +30,9 @@ def cpu_weight_bytes(info: ModelInfo, form: str, max_seq_len: int) -> int:
             if len(shape) == 1:
                 total += _SCALE_BYTES * shape[0] if bits < 16 else 2 * shape[0]
                 continue
-            groups = shape[1] // group_sizes_for([shape[1]])[0] if bits == 4 else 1
+            # A width that no size of group divides cannot be compiled: its row is then taken as one.
+            size = next(iter(group_sizes_for(shape[1:])), shape[1]) if bits == 4 else shape[1]
+            groups = shape[1] // size
             total += round(shape[0] * shape[1] * bits / 8) + (_SCALE_BYTES * shape[0] * groups if bits < 16 else 0)
     return total
 

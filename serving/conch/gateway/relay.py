@@ -9,8 +9,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
@@ -18,10 +18,11 @@ from fastapi import Response
 
 from conch.gateway.exchange import Exchange
 from conch.gateway.lifecycle import Lifecycle
+from conch.gateway.metrics import Watch
 from conch.gateway.protocol import ChatRequest, CompletionRequest, Generation
 from conch.gateway.respond import respond_stream, respond_whole
 from conch.gateway.routing.pool import Place, Pool
-from conch.gateway.routing.routed import RETRIES
+from conch.gateway.routing.routed import goes_on
 from conch.gateway.settings import ModelSettings, OpenAIServer
 from conch_build.errors import (
     ConchError,
@@ -59,7 +60,7 @@ class OpenAIDoor:
     async def asked(self, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer with status 200, still to be read. Raises ConchError for any other, and when reading fails."""
         try:
-            async with self._open().post(f"{self.name}{path}", data=body) as response:
+            async with self._open().post(f"{self.name}{path}", data=body, allow_redirects=False) as response:
                 if response.status != 200:
                     raise _refusal(response.status, self.name, await response.content.read(2000))
                 yield response
@@ -135,71 +136,58 @@ class RelayUpstream:
         """The answer, under the name that was asked for. Raises ConchError."""
         await _let_in(exchange)
         asked: set[int] = set()
-        while True:
-            place = self._pick(exchange, asked)
-            relayed = self._begin(exchange, place)
-            watch = exchange.watch(0)
-            ended = "error"
-            try:
-                async with place.door.asked(path, _body(exchange.body, place.door.model)) as response:
-                    answer = _read(await response.read(), place.door.name)
+        with _timed(exchange) as watch:
+            while True:
+                place, relayed = self._ask(exchange, asked)
+                try:
+                    async with place.door.asked(path, _body(exchange.body, place.door.model)) as response:
+                        answer = _read(await response.read(), place.door.name)
+                except ConchError as error:
+                    if not goes_on(error, place, asked, self.pool, begun=False):
+                        raise
+                    continue
+                finally:
+                    place.leave()
                 place.served()
                 relayed.count(answer.get("usage"))
-                relayed.finish_reason = ended = _reason(answer)
+                relayed.finish_reason = _reason(answer)
                 watch.tokens(relayed.completion_tokens)
                 exchange.prompt_tokens = relayed.prompt_tokens
                 exchange.answer_id = str(answer.get("id", ""))[:64]
                 return {**answer, "model": exchange.model}
-            except ConchError as error:
-                if not _goes_on(error, place, asked, self.pool):
-                    raise
-            except asyncio.CancelledError:
-                ended = "abort"
-                raise
-            finally:
-                place.leave()
-                watch.prompt_tokens = relayed.prompt_tokens
-                watch.end(ended if ended in ("stop", "length", "abort", "error") else "stop")
 
     async def events(self, exchange: Exchange, path: str) -> AsyncIterator[bytes]:
         """The events of the stream but its end, as they come. Raises ConchError."""
         await _let_in(exchange)
         asked: set[int] = set()
-        while True:
-            place = self._pick(exchange, asked)
-            relayed = self._begin(exchange, place)
-            watch, ended, begun = exchange.watch(0), "abort", False
-            try:
-                async with place.door.asked(path, _body(exchange.body, place.door.model)) as response:
-                    async for events in _events(response):
-                        passed = b"".join(self._passed(event, exchange, relayed) for event in events)
-                        texts = sum(1 for event in events if _TEXT.search(event))
-                        if texts:
-                            place.served()
-                            watch.tokens(texts)
-                        if passed:
-                            begun = True
-                            yield passed
-                ended = "length" if relayed.finish_reason == "length" else "stop"
-                return
-            except ConchError as error:
-                ended = "error"
-                if begun or not _goes_on(error, place, asked, self.pool):
-                    raise
-            finally:
-                place.leave()
-                watch.prompt_tokens = relayed.prompt_tokens
-                watch.end(ended)
+        begun = False
+        with _timed(exchange) as watch:
+            while True:
+                place, relayed = self._ask(exchange, asked)
+                try:
+                    async with place.door.asked(path, _body(exchange.body, place.door.model)) as response:
+                        async for events in _events(response):
+                            passed = b"".join(self._passed(event, exchange, relayed) for event in events)
+                            if texts := sum(1 for event in events if _TEXT.search(event)):
+                                place.served()
+                                watch.tokens(texts)
+                            if passed:
+                                begun = True
+                                yield passed
+                    return
+                except ConchError as error:
+                    if not goes_on(error, place, asked, self.pool, begun=begun):
+                        raise
+                finally:
+                    place.leave()
 
-    def _pick(self, exchange: Exchange, asked: set[int]) -> Place[OpenAIDoor]:
+    def _ask(self, exchange: Exchange, asked: set[int]) -> tuple[Place[OpenAIDoor], Relayed]:
+        """A server that was not asked yet."""
         place = self.pool.pick((), exchange.max_tokens, but=asked)
         asked.add(place.index)
-        return place
-
-    def _begin(self, exchange: Exchange, place: Place[OpenAIDoor]) -> Relayed:
         relayed = Relayed(place.door.name)
         exchange.answers = [relayed]
-        return relayed
+        return place, relayed
 
     def _passed(self, event: bytes, exchange: Exchange, relayed: Relayed) -> bytes:
         """The event for the client; nothing for one that the client has not asked for."""
@@ -228,6 +216,22 @@ async def respond_relayed(exchange: Exchange, lifecycle: Lifecycle, relay: Relay
     return await respond_whole(exchange, lifecycle, relay.whole(exchange, path))
 
 
+@contextmanager
+def _timed(exchange: Exchange) -> Iterator[Watch]:
+    """The clock of an exchange's answer, whichever server makes it in the end."""
+    watch, ended = exchange.watch(0), "abort"
+    try:
+        yield watch
+        reason = exchange.answers[0].finish_reason
+        ended = "length" if reason == "length" else "stop"
+    except ConchError:
+        ended = "error"
+        raise
+    finally:
+        watch.prompt_tokens = exchange.prompt_tokens
+        watch.end(ended)
+
+
 async def _let_in(exchange: Exchange) -> None:
     """The prompt's size is known only to the server. Raises ConchError."""
     body = exchange.body
@@ -248,16 +252,17 @@ def _body(body: Generation, model: str) -> bytes:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
-    """The events of a stream, those together that came together. Raises ServiceError for one without an end."""
-    unread = b""
+    """The events of a stream, those together that came together. Raises ServiceError for one without its end."""
+    unread, ended = b"", False
     async for data in response.content.iter_any():
         unread = (unread + data).replace(b"\r\n", b"\n")
         *events, unread = unread.split(b"\n\n")
         if len(unread) > _EVENT_BYTES:
             raise ServiceError("an event is too large", where=str(response.url))
+        ended = ended or any(event.removeprefix(b"data:").strip() == b"[DONE]" for event in events)
         if events:
             yield events
-    if unread.strip():
+    if not ended:
         raise ServiceError("the stream broke off", where=str(response.url))
 
 
@@ -274,17 +279,6 @@ def _read(data: bytes, where: str) -> dict[str, Any]:
 def _reason(answer: dict[str, Any]) -> str:
     choices: Sequence[Any] = answer.get("choices") or [{}]
     return str(choices[0].get("finish_reason") or "stop")
-
-
-def _goes_on(error: ConchError, place: Place[OpenAIDoor], asked: set[int], pool: Pool[OpenAIDoor]) -> bool:
-    """Whether another server may be asked, now that this one has failed."""
-    if isinstance(error, RequestError | DeadlineError):
-        return False
-    if not isinstance(error, OverloadedError):
-        place.failed()
-    again = len(asked) <= RETRIES and len(asked) < len(pool.doors)
-    place.standing.retries += again
-    return again
 
 
 def _refusal(status: int, where: str, text: bytes) -> ConchError:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, Generic
 
 from conch.client import Delta
 from conch.gateway.forks import Stream
@@ -14,7 +14,6 @@ from conch_build.errors import (
     DeadlineError,
     OverloadedError,
     RequestError,
-    UnavailableError,
 )
 
 RETRIES = 2
@@ -51,15 +50,10 @@ class Routed(Generic[AnyDoor]):
                 self._place.leave()
                 raise
             except ConchError as error:
-                self._end(error)
-                if self._begun or not _is_worth_another(error) or len(self._asked) > RETRIES:
+                self.cancel()
+                if not goes_on(error, self._place, self._asked, self._pool, begun=self._begun):
                     raise
-                try:
-                    place = self._place
-                    self._ask()
-                except UnavailableError:
-                    raise error from None
-                place.standing.retries += 1
+                self._ask()
                 continue
             if delta.tokens and not self._begun:
                 self._begun = True
@@ -78,21 +72,25 @@ class Routed(Generic[AnyDoor]):
         self._asked.add(self._place.index)
         self._stream = self._begin(self._place.door)
 
-    def _end(self, error: ConchError) -> None:
-        self._stream.cancel()
-        self._place.leave()
-        if _is_the_servers(error):
-            self._place.failed()
+
+def goes_on(error: ConchError, place: Place[Any], asked: Collection[int], pool: Pool[Any], *, begun: bool) -> bool:
+    """Whether another server may be asked, now that this one has failed; `asked`: those that were.
+
+    Keeps the books of the server. What has `begun` to answer fails for good.
+    """
+    blamed = _is_the_servers(error)
+    if blamed:
+        place.failed()
+    worth_it = blamed or isinstance(error, OverloadedError)
+    again = not begun and worth_it and len(asked) <= RETRIES and len(asked) < len(pool.doors)
+    place.standing.retries += again
+    return again
 
 
 def _is_the_servers(error: ConchError) -> bool:
     """An error that speaks of the request, of the caller or of a full queue says nothing against the server."""
     mild = RequestError | CancelledError | DeadlineError | OverloadedError
     return not isinstance(error, mild) or _has_no_model(error)
-
-
-def _is_worth_another(error: ConchError) -> bool:
-    return _is_the_servers(error) or isinstance(error, OverloadedError)
 
 
 def _has_no_model(error: ConchError) -> bool:
