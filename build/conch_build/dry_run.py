@@ -14,12 +14,11 @@ from conch_build.checkpoint import Checkpoint
 from conch_build.files import home
 from conch_build.manifest import DRAFT_DIR, ENGINE_FILE
 from conch_build.model_info import ModelInfo
-from conch_build.pipeline import baseline_of, checked, draft_of, registered, repository_stage
+from conch_build.pipeline import checked, draft_of
 from conch_build.plan import Plan
-from conch_build.quality import work_of
-from conch_build.quality.gate import quality_stage
 from conch_build.recipe import Command, Recipe, Step, TextFile
 from conch_build.stages import Say, Stage, slug
+from conch_build.standing import standing_of
 from conch_build.store import Store
 
 
@@ -111,23 +110,14 @@ def _cpu_lines(
     plan: Plan, store: Store, checkpoint: Checkpoint, draft: tuple[Plan, Checkpoint] | None
 ) -> Iterator[str]:
     """A line a stage: reused, or built and by what."""
-    from conch_build.compile.openvino.stages import engine_stage, quantized_stage
-
-    quantized = quantized_stage(plan, checkpoint)
-    yield _line(quantized, store, _quantizing(plan))
-    drafts = quantized_stage(*draft) if draft else None
-    if draft and drafts:
-        yield _line(drafts, store, f"the draft model: {_quantizing(draft[0])}")
-    engine = engine_stage(plan, quantized.key, drafts.key if drafts else None)
-    yield _line(engine, store, "compiled by OpenVINO")
-    quality = None
-    if plan.quality.limits:
-        baseline = baseline_of(plan, checkpoint, None, lambda text: None)
-        quality = quality_stage(plan, engine.key, baseline, work_of(plan.quality))
-        yield _line(quality, store, f"measured beside the unquantized model and held to {_limits(plan)}")
-    registry = registered(plan, checkpoint.info)
-    repository = repository_stage(plan, engine.key, engine.path(store), registry, quality.key if quality else None)
-    yield _line(repository, store, "the engine packed for Triton")
+    standing = standing_of(plan, store, checkpoint, draft)
+    yield _line(standing.quantized, store, _quantizing(plan))
+    if draft and standing.draft:
+        yield _line(standing.draft, store, f"the draft model: {_quantizing(draft[0])}")
+    yield _line(standing.engine, store, "compiled by OpenVINO")
+    if standing.quality:
+        yield _line(standing.quality, store, f"measured beside the unquantized model and held to {_limits(plan)}")
+    yield _line(standing.repository, store, "the engine packed for Triton")
 
 
 def _line(stage: Stage, store: Store, how: str) -> str:

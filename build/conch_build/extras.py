@@ -21,7 +21,7 @@ EXTRAS = {
     ),
     "cpu": ("openvino", "pytriton", "transformers", "psutil"),
     "eval": ("sacrebleu", "rouge_score", "jsonschema", "httpx", "transformers"),
-    "bench": ("httptools", "uvloop", "tokenizers", "httpx"),
+    "bench": ("httptools", "uvloop", "tokenizers", "httpx", "optuna"),
     "gateway": (
         "aiohttp",
         "fastapi",

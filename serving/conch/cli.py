@@ -40,6 +40,8 @@ main = LazyGroup(
         "gpu-check": ("conch.commands.gpu_check:gpu_check", "Try every GPU backend here; one report to send back."),
         "gateway": ("conch.commands.gateway:gateway", "Start the gateway alone, before servers elsewhere."),
         "ab": ("conch.commands.ab:ab", "Show and steer a gateway's experiments."),
+        "tune": ("conch.commands.tune:tune", "Search a plan's serving settings for its SLO at the lowest cost."),
+        "checklist": ("conch.commands.checklist:checklist", "What a plan needs before, at and after deployment."),
         "doctor": ("conch.commands.doctor:doctor", "Say what this machine lacks."),
     },
     help="Build LLM checkpoints into engines and serve them through Triton.",

@@ -169,8 +169,8 @@ def test_the_price_of_the_plan_is_shown(
 def test_it_asks_for_a_key_where_there_are_keys_and_keeps_it_for_the_tab_alone(
     stack_triton: TritonServer, sample_build: BuildResult, browser: Browser, tmp_path: Path
 ) -> None:
-    from conch.gateway import keys
     from conch.gateway.database import Database
+    from conch.gateway.keys import grants as keys
 
     database = Database.at(None, tmp_path)
     made = {

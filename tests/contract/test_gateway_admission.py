@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.contract.conftest import Gateway, eventually, running_gateway
-from tests.gateway.test_tls import self_signed
+from tests.gateway.transport.test_tls import self_signed
 
 if TYPE_CHECKING:
     from conch.triton import TritonServer
@@ -141,7 +141,9 @@ def test_a_timeout_of_the_body_ends_a_whole_answer_with_504(narrow: Gateway) -> 
 @pytest.mark.conforms("ADM-2")
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 def test_a_timeout_ends_a_stream_with_an_error_event(narrow: Gateway, path: str) -> None:
-    long = {"input": "Count.", "max_output_tokens": 1500} if path == "responses" else None
+    text = {"type": "object", "properties": {"a": {"type": "string", "minLength": 5000}}, "required": ["a"]}
+    endless = {"format": {"type": "json_schema", "name": "x", "schema": text}}
+    long = {"input": "Count.", "max_output_tokens": 1500, "text": endless} if path == "responses" else None
     body = long or {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 1500, "ignore_eos": True}
     response = narrow.http.post(f"/v1/{path}", json={**body, "stream": True, "timeout": 0.2})
     assert "timeout" in response.text.split("\n\n")[-3 if path != "responses" else -2]

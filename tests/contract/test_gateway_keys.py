@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from sqlalchemy import select
 
 from conch.commands.chat import chat
-from conch.gateway import keys
 from conch.gateway.database import Database
-from conch.gateway.keys import Grant
-from conch.gateway.ledger import ledger
-from conch.gateway.usage import usage
+from conch.gateway.keys import grants as keys
+from conch.gateway.keys.grants import Grant
+from conch.gateway.ledger.usage import usage
+from conch.gateway.ledger.writing import ledger
 from tests.contract.conftest import Gateway, eventually, running_gateway
 
 if TYPE_CHECKING:

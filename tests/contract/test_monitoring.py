@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from conch.gateway.metrics.engine import Adapters, adapter_family
-from conch.gateway.metrics.machine import Gpu, gpu_families
+from conch.gateway.watching.metrics.engine import Adapters, adapter_family
+from conch.gateway.watching.metrics.machine import Gpu, gpu_families
 from tests.conftest import ROOT
 from tests.contract.conftest import Gateway
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from conch.gateway.database import Database
-from conch.gateway.ledger import ledger
+from conch.gateway.ledger.writing import ledger
 from tests.contract.conftest import eventually, running_gateway
 from tests.contract.test_gateway_keys import plan_in
 from tests.gateway import postgres as databases

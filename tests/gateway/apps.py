@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from fastapi import FastAPI
 
-from conch.gateway import keys
 from conch.gateway.app import create_app
 from conch.gateway.database import Database
+from conch.gateway.keys import grants as keys
 from conch.gateway.settings import GatewaySettings, ModelSettings, Server
 from conch_build.plan_gateway import Gateway
 

@@ -14,8 +14,8 @@ from fastapi.responses import HTMLResponse
 from starlette.middleware import Middleware
 
 from conch.gateway import errors
-from conch.gateway.lifecycle import Lifecycle
-from conch.gateway.middleware import Admission, BodyLimit, Envelope
+from conch.gateway.transport.lifecycle import Lifecycle
+from conch.gateway.transport.middleware import Admission, BodyLimit, Envelope
 from conch_build.errors import (
     CancelledError,
     ConchError,

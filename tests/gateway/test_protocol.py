@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from conch.gateway.admission.ceilings import check_request
 from conch.gateway.body import parse_body
-from conch.gateway.ceilings import check_request
+from conch.gateway.prompts.sampling import sampling_for
 from conch.gateway.protocol import UNDONE_CHAT, UNDONE_COMPLETION, ChatRequest, CompletionRequest
-from conch.gateway.sampling import sampling_for
 from conch.gateway.settings import Limits, ModelSettings
 from conch_build.errors import RequestError, UnsupportedError
 

@@ -53,7 +53,7 @@ def test_serving_a_gpu_plan_here_says_what_is_missing_before_anything_is_built(b
 @pytest.mark.parametrize(
     ("serving", "sentence"),
     [
-        ("disaggregated: {}", "disaggregated workers are `trtllm-serve`, before which the gateway cannot stand yet"),
+        ("disaggregated: {}", "disaggregated workers are `trtllm-serve`. Start them with the script"),
         ("triton: {layout: llmapi}", "it speaks token ids, which the layout `llmapi` does not take"),
     ],
 )

@@ -18,8 +18,8 @@ def gateway(console: Console, plan: Path) -> None:
     Nothing is built and no engine started: the servers that the plan names are there already, or come.
     SIGTERM or Ctrl-C drains: running answers end, new ones are refused. A second one ends at once.
     """
-    from conch.gateway.server import run
     from conch.gateway.settings import GatewaySettings, other_models
+    from conch.gateway.transport.server import run
     from conch_build.errors import PlanError
     from conch_build.plan import load_plan
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conch.gateway.database import Database
-    from conch.gateway.keys import Key
+    from conch.gateway.keys.grants import Key
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,7 +66,7 @@ def create(
     plan: Path,
 ) -> None:
     """Make the key NAME and print it, this once."""
-    from conch.gateway import keys as store
+    from conch.gateway.keys import grants as store
 
     grant = store.Grant(
         name=name,
@@ -87,7 +87,7 @@ def create(
 @with_console
 def list_keys(console: Console, plan: Path) -> None:
     """Show every key there was, but for the key itself."""
-    from conch.gateway.keys import all_keys
+    from conch.gateway.keys.grants import all_keys
 
     with database_of(plan) as database:
         known = [key.as_dict() for key in database.run_now(all_keys)]
@@ -112,7 +112,7 @@ def list_keys(console: Console, plan: Path) -> None:
 @with_console
 def revoke(console: Console, name: str, plan: Path) -> None:
     """Close the key NAME (or id) for good; its running requests end as they would."""
-    from conch.gateway import keys as store
+    from conch.gateway.keys import grants as store
 
     with database_of(plan) as database:
         key = database.run_now(lambda connection: store.revoke(connection, name))
@@ -126,7 +126,7 @@ def revoke(console: Console, name: str, plan: Path) -> None:
 @with_console
 def rotate(console: Console, name: str, grace: str | None, plan: Path) -> None:
     """Give the key NAME (or id) a new text, with its limits and its history, and print it, this once."""
-    from conch.gateway import keys as store
+    from conch.gateway.keys import grants as store
 
     seconds = 0.0 if grace is None else moment(grace, ahead=True) - time.time()
     with database_of(plan) as database:

@@ -44,11 +44,11 @@ def serve(console: Console, plan: Path) -> None:
 
 
 def _serve(console: Console, plan: Plan, built: BuildResult, hosting: Hosting) -> None:
-    from conch.gateway.authority import check_place
-    from conch.gateway.observability import check_told
-    from conch.gateway.server import listen, run
+    from conch.gateway.keys.authority import check_place
     from conch.gateway.settings import GatewaySettings, ModelSettings, Server, gateway_home, other_models
-    from conch.gateway.tls import context_of
+    from conch.gateway.transport.server import listen, run
+    from conch.gateway.transport.tls import context_of
+    from conch.gateway.watching.observability import check_told
     from conch.triton import State, TritonServer
     from conch_build.files import home
 

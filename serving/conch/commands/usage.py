@@ -12,7 +12,7 @@ from conch.commands.keys import database_of, moment, plan_option
 from conch_build.console import Console, table, with_console
 
 if TYPE_CHECKING:
-    from conch.gateway.usage import Usage
+    from conch.gateway.ledger.usage import Usage
 
 
 @click.command()
@@ -34,7 +34,7 @@ def usage(console: Console, by: str, since: str | None, until: str | None, csv_p
     it was then. Prompts bear the time until the first token; cached tokens of them cost nothing. Draft tokens are
     guesses: what they cost is in the tokens that came of them.
     """
-    from conch.gateway import usage as ledger
+    from conch.gateway.ledger import usage as ledger
 
     begin, end = (None if text is None else moment(text, ahead=False) for text in (since, until))
     with database_of(plan) as database:

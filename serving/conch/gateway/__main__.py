@@ -38,8 +38,8 @@ def main(
     lenient: bool,
 ) -> None:
     """Serve the engine artifact ENGINE over OpenAI's REST API."""
-    from conch.gateway.server import run
     from conch.gateway.settings import GatewaySettings, ModelSettings, Server, other_models
+    from conch.gateway.transport.server import run
     from conch_build.plan import load_plan
     from conch_build.plan_gateway import Gateway
 

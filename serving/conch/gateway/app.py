@@ -1,4 +1,4 @@
-"""The FastAPI app: the pieces put together. Run it with `conch.gateway.server`."""
+"""The FastAPI app: the pieces put together. Run it with `conch.gateway.transport.server`."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from contextlib import asynccontextmanager
 import httpx
 from fastapi import FastAPI
 
-from conch.gateway import errors, health, openapi
+from conch.gateway import errors, openapi
 from conch.gateway.ab import feedback
 from conch.gateway.ab.experiments import Experiments
-from conch.gateway.admission import Queues
-from conch.gateway.authority import Authority, needs
+from conch.gateway.admission.gate import Queues
 from conch.gateway.batches.service import Batching
 from conch.gateway.batches.upload import FORM_BYTES
-from conch.gateway.chat import ChatCompletions
-from conch.gateway.completions import Completions
 from conch.gateway.context import Context
 from conch.gateway.database import Database
-from conch.gateway.key_limits import KeyLimits
-from conch.gateway.ledger import Ledger
-from conch.gateway.lifecycle import Lifecycle
-from conch.gateway.metrics import Metrics
-from conch.gateway.middleware import Admission, BodyLimit, Envelope
-from conch.gateway.models import Models
-from conch.gateway.observability import Observability
-from conch.gateway.record import Telling
-from conch.gateway.responses import Responses
+from conch.gateway.endpoints import health
+from conch.gateway.endpoints.chat import ChatCompletions
+from conch.gateway.endpoints.completions import Completions
+from conch.gateway.endpoints.models import Models
+from conch.gateway.endpoints.responses import Responses
+from conch.gateway.endpoints.tokens import Tokens
+from conch.gateway.keys.authority import Authority, needs
+from conch.gateway.keys.limits import KeyLimits
+from conch.gateway.ledger.writing import Ledger
 from conch.gateway.routing.pool import PoolFigures
 from conch.gateway.served import Catalog, Served
 from conch.gateway.settings import GatewaySettings
-from conch.gateway.tokens import Tokens
+from conch.gateway.transport.lifecycle import Lifecycle
+from conch.gateway.transport.middleware import Admission, BodyLimit, Envelope
+from conch.gateway.watching.metrics import Metrics
+from conch.gateway.watching.observability import Observability
+from conch.gateway.watching.record import Telling
 from conch_build.errors import ConchError
 
 

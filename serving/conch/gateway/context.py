@@ -11,11 +11,11 @@ from fastapi import Request
 
 from conch.gateway.ab.experiments import Experiments
 from conch.gateway.exchange import Exchange, Observer
-from conch.gateway.lifecycle import Lifecycle
-from conch.gateway.metrics import Metrics
 from conch.gateway.protocol import Generation
 from conch.gateway.served import Catalog
 from conch.gateway.settings import GatewaySettings
+from conch.gateway.transport.lifecycle import Lifecycle
+from conch.gateway.watching.metrics import Metrics
 
 Body = TypeVar("Body", bound=Generation)
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 
 from conch.client import Sampling
-from conch.gateway import stream
-from conch.gateway.metrics import Watch
+from conch.gateway.answers import stream
 from conch.gateway.protocol import Generation
 from conch.gateway.upstream import Answer
+from conch.gateway.watching.metrics import Watch
 from conch.text import IdDecoder
 from conch_build.errors import ConchError
 

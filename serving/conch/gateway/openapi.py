@@ -15,10 +15,10 @@ from pydantic.json_schema import models_json_schema
 
 from conch.gateway.ab.feedback import FeedbackRequest
 from conch.gateway.batches.endpoints import BatchRequest
-from conch.gateway.models import AdapterOrder
+from conch.gateway.endpoints.models import AdapterOrder
+from conch.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest
 from conch.gateway.protocol import ChatRequest, CompletionRequest
 from conch.gateway.protocol.responses import ResponsesRequest
-from conch.gateway.tokens import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,

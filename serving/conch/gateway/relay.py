@@ -17,13 +17,13 @@ import aiohttp
 from fastapi import Response
 
 from conch.gateway.exchange import Exchange
-from conch.gateway.lifecycle import Lifecycle
-from conch.gateway.metrics import Watch
 from conch.gateway.protocol import ChatRequest, CompletionRequest, Generation
 from conch.gateway.respond import respond_stream, respond_whole
 from conch.gateway.routing.pool import Place, Pool
 from conch.gateway.routing.routed import goes_on
 from conch.gateway.settings import ModelSettings, OpenAIServer
+from conch.gateway.transport.lifecycle import Lifecycle
+from conch.gateway.watching.metrics import Watch
 from conch_build.errors import (
     ConchError,
     DeadlineError,

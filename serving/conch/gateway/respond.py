@@ -12,9 +12,10 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from conch.gateway import errors, stream
+from conch.gateway import errors
+from conch.gateway.answers import stream
 from conch.gateway.exchange import Exchange
-from conch.gateway.lifecycle import Lifecycle
+from conch.gateway.transport.lifecycle import Lifecycle
 from conch_build.errors import CancelledError, ConchError, ServiceError
 
 

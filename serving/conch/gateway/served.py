@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from conch.gateway.metrics import Metrics
+from conch.gateway.prompts.tokenizer import Tokenizer
 from conch.gateway.protocol import Generation
 from conch.gateway.relay import RelayUpstream
 from conch.gateway.settings import ModelSettings
-from conch.gateway.tokenizer import Tokenizer
 from conch.gateway.upstream import Upstream
+from conch.gateway.watching.metrics import Metrics
 from conch.text import IdDecoder
 from conch_build.errors import NotFoundError, UnsupportedError
 

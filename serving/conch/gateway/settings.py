@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conch.client.cpp_backend import CppBackend
-from conch.gateway.capacity import Capacity
+from conch.gateway.admission.capacity import Capacity
 from conch_build.adapter_registry import AdapterRegistry
 from conch_build.cost import Price
 from conch_build.errors import PlanError, SetupError

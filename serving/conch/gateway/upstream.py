@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from conch.client import AsyncClient, Delta, Sampling
-from conch.gateway.forks import Stream, forked
-from conch.gateway.logprobs import TokenLogProb, entries, prompt_entries
-from conch.gateway.metrics import Watch
+from conch.gateway.answers.forks import Stream, forked
+from conch.gateway.answers.logprobs import TokenLogProb, entries, prompt_entries
+from conch.gateway.answers.stops import StopMatcher
+from conch.gateway.prompts.tokenizer import Tokenizer
 from conch.gateway.routing.pool import Pool
 from conch.gateway.routing.routed import Routed
 from conch.gateway.settings import ModelSettings, Server
-from conch.gateway.stops import StopMatcher
-from conch.gateway.tokenizer import Tokenizer
+from conch.gateway.watching.metrics import Watch
 from conch.text import Detokenizer, IdDecoder
 from conch_build.errors import CancelledError, ConchError, NotFoundError, UnavailableError, UnsupportedError
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from conch.gateway.batches.asking import Answered, Asker
 from conch.gateway.errors import KeyRefused, QueueFull, RateLimited
-from conch.gateway.lifecycle import Lifecycle
+from conch.gateway.transport.lifecycle import Lifecycle
 from conch_build.errors import DeadlineError, RequestError, ServiceError
 
 

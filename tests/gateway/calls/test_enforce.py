@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from conch.gateway.answers.message import MessageBuilder
 from conch.gateway.calls import enforce
 from conch.gateway.calls.markup import MARKUPS, Markup
 from conch.gateway.calls.reader import CallReader
-from conch.gateway.message import MessageBuilder
 from conch.gateway.protocol import Tool
 from conch_build.pipeline import BuildResult
 from tests.engine.test_structural import Judge

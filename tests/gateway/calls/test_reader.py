@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conch.gateway.answers.message import MessageBuilder
 from conch.gateway.calls.markup import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Markup
 from conch.gateway.calls.reader import CallReader
-from conch.gateway.message import MessageBuilder
 
 WEATHER = '{"city": "Oslo", "note": "a } \\" ] </tool_call>"}'
 NAMES = {"weather", "now"}

@@ -15,8 +15,8 @@ from typing import Any
 from fastapi import Request, Response
 
 from conch.gateway.exchange import Chosen, Exchange
-from conch.gateway.inner import inner_request
 from conch.gateway.protocol import Generation
+from conch.gateway.transport.inner import inner_request
 from conch_build.errors import ConchError
 from conch_build.plan_experiments import SHADOW, Shadow
 

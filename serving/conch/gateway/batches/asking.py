@@ -15,8 +15,8 @@ from typing import Any
 from fastapi import Request, Response
 
 from conch.gateway import errors
-from conch.gateway.inner import inner_request
-from conch.gateway.lifecycle import Lifecycle
+from conch.gateway.transport.inner import inner_request
+from conch.gateway.transport.lifecycle import Lifecycle
 from conch_build.errors import ConchError
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Callable, Collection
 from typing import Any
 
+from conch.gateway.answers.parts import CallArguments, CallStart, Content, Part
+from conch.gateway.answers.stops import possible_start
 from conch.gateway.calls.json_end import JsonEnd
 from conch.gateway.calls.markup import Markup
-from conch.gateway.parts import CallArguments, CallStart, Content, Part
-from conch.gateway.stops import possible_start
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, Generic
 
 from conch.client import Delta
-from conch.gateway.forks import Stream
+from conch.gateway.answers.forks import Stream
 from conch.gateway.routing.pool import AnyDoor, Place, Pool
 from conch_build.errors import (
     CancelledError,

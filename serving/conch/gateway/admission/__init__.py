@@ -1,0 +1,1 @@
+"""Who may ask an engine now, and what is too much to ask."""

@@ -1,0 +1,1 @@
+"""From the engine's pieces to OpenAI's answers: texts, reasoning, calls, choices, events."""

@@ -1,0 +1,1 @@
+"""What was asked, what it took and what it cost."""

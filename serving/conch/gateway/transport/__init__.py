@@ -1,0 +1,1 @@
+"""The gateway as a server: sockets, connections, layers around the app, an orderly end."""

@@ -1,0 +1,1 @@
+"""What tells of requests: metrics, access log, traces, dashboard."""
