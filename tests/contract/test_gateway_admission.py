@@ -145,7 +145,7 @@ def test_a_timeout_ends_a_stream_with_an_error_event(narrow: Gateway, path: str)
     endless = {"format": {"type": "json_schema", "name": "x", "schema": text}}
     long = {"input": "Count.", "max_output_tokens": 1500, "text": endless} if path == "responses" else None
     body = long or {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 1500, "ignore_eos": True}
-    response = narrow.http.post(f"/v1/{path}", json={**body, "stream": True, "timeout": 0.2})
+    response = narrow.http.post(f"/v1/{path}", json={**body, "stream": True, "timeout": 2})
     assert "timeout" in response.text.split("\n\n")[-3 if path != "responses" else -2]
     assert eventually(lambda: is_idle(narrow), seconds=3)
 
