@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ from conch.gateway import errors, openapi
 from conch.gateway.ab import feedback
 from conch.gateway.ab.experiments import Experiments
 from conch.gateway.admission.gate import Queues
+from conch.gateway.background import background
 from conch.gateway.batches.service import Batching
 from conch.gateway.batches.upload import FORM_BYTES
 from conch.gateway.context import Context
@@ -51,6 +53,8 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     limits = KeyLimits(metrics.registry)
     authority = Authority(database, limits)
     ledger = Ledger(database, settings.models, settings.price, metrics.registry)
+    for served in catalog:
+        served.servers.pool.on_change(functools.partial(ledger.resize, served.name))
     experiments = Experiments(settings.plan.experiments, database, catalog)
     observers = [*observability.first, authority, limits, queues, ledger, experiments, *observability.observers]
     context = Context(settings, metrics, lifecycle, catalog, experiments, observers)
@@ -70,6 +74,8 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
         ):
             for served in catalog:
                 await stack.enter_async_context(served.servers.pool.watched())
+            if settings.membership is not None:
+                await stack.enter_async_context(background(settings.membership(catalog)))
             yield
         await http.aclose()
         await database.close()

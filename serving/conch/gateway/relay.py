@@ -19,7 +19,7 @@ from fastapi import Response
 from conch.gateway.exchange import Exchange
 from conch.gateway.protocol import ChatRequest, CompletionRequest, Generation
 from conch.gateway.respond import respond_stream, respond_whole
-from conch.gateway.routing.pool import Place, Pool
+from conch.gateway.routing.pool import Member, Place, Pool
 from conch.gateway.routing.routed import goes_on
 from conch.gateway.settings import ModelSettings, OpenAIServer
 from conch.gateway.transport.lifecycle import Lifecycle
@@ -53,6 +53,7 @@ class OpenAIDoor:
         headers = {"content-type": "application/json"}
         if server.key:
             headers["authorization"] = f"Bearer {server.key}"
+        self.metrics_url = server.metrics_url
         self._headers = headers
         self._session: aiohttp.ClientSession | None = None
 
@@ -122,7 +123,15 @@ class RelayUpstream:
     """The servers of a model, as one."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        self.pool = Pool([OpenAIDoor(server) for server in settings.servers if isinstance(server, OpenAIServer)])
+        self.pool = Pool(OpenAIDoor(server) for server in settings.servers if isinstance(server, OpenAIServer))
+
+    def join(self, server: OpenAIServer) -> None:
+        """Ask this one too, from now on."""
+        self.pool.join(OpenAIDoor(server))
+
+    async def leave(self, url: str, seconds: float) -> None:
+        """As `Pool.leave`."""
+        await self.pool.leave(url, seconds)
 
     async def adapters(self, command: str = "list", lora_task_id: int = 0) -> list[dict[str, Any]]:
         """They keep theirs to themselves."""
@@ -135,7 +144,7 @@ class RelayUpstream:
     async def whole(self, exchange: Exchange, path: str) -> dict[str, Any]:
         """The answer, under the name that was asked for. Raises ConchError."""
         await _let_in(exchange)
-        asked: set[int] = set()
+        asked: set[Member[OpenAIDoor]] = set()
         with _timed(exchange) as watch:
             while True:
                 place, relayed = self._ask(exchange, asked)
@@ -159,7 +168,7 @@ class RelayUpstream:
     async def events(self, exchange: Exchange, path: str) -> AsyncIterator[bytes]:
         """The events of the stream but its end, as they come. Raises ConchError."""
         await _let_in(exchange)
-        asked: set[int] = set()
+        asked: set[Member[OpenAIDoor]] = set()
         begun = False
         with _timed(exchange) as watch:
             while True:
@@ -181,10 +190,10 @@ class RelayUpstream:
                 finally:
                     place.leave()
 
-    def _ask(self, exchange: Exchange, asked: set[int]) -> tuple[Place[OpenAIDoor], Relayed]:
+    def _ask(self, exchange: Exchange, asked: set[Member[OpenAIDoor]]) -> tuple[Place[OpenAIDoor], Relayed]:
         """A server that was not asked yet."""
         place = self.pool.pick((), exchange.max_tokens, but=asked)
-        asked.add(place.index)
+        asked.add(place.member)
         relayed = Relayed(place.door.name)
         exchange.answers = [relayed]
         return place, relayed

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from conch.client.cpp_backend import CppBackend
 from conch.gateway.admission.capacity import Capacity
@@ -16,6 +17,9 @@ from conch_build.files import home
 from conch_build.manifest import TOKENIZER_DIR, GpuEngineManifest, engine_manifest
 from conch_build.plan_gateway import Gateway
 from conch_build.plan_models import GatewayModel, Upstream
+
+if TYPE_CHECKING:
+    from conch.gateway.served import Catalog
 
 _GPU_CANDIDATES = {"tensorrt": 0, "pytorch": 20}
 """Log probabilities of a token: TensorRT-LLM's C++ backend gives that of the chosen one alone."""
@@ -171,6 +175,9 @@ def _openai_server(name: str, plan: Upstream) -> OpenAIServer:
     return OpenAIServer((plan.openai or "").rstrip("/"), plan.model or name, key)
 
 
+Membership = Callable[["Catalog"], Coroutine[Any, Any, None]]
+
+
 @dataclass(frozen=True)
 class GatewaySettings:
     """One gateway in front of the models that it names."""
@@ -185,6 +192,8 @@ class GatewaySettings:
     """The address at which others reach a port that is forwarded here; None: the one bound to."""
     hourly_usd: float | None = None
     """What each server's machines cost."""
+    membership: Membership | None = None
+    """What lets servers join and leave their models' pools, beside the gateway for as long as it runs."""
     stored_responses_bytes: int = 64 << 20
     """Of the conversations that /v1/responses keeps."""
 

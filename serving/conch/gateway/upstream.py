@@ -146,6 +146,7 @@ class TritonDoor:
 
     def __init__(self, settings: ModelSettings, server: Server) -> None:
         self.name = server.grpc_url
+        self.metrics_url = server.metrics_url
         self.client = AsyncClient(server.grpc_url, backend=settings.cpp_backend)
         self._asked_for_feed = False
 
@@ -167,11 +168,19 @@ class Upstream:
     """The engines behind a model's Tritons, as one."""
 
     def __init__(self, settings: ModelSettings, tokenizer: Tokenizer) -> None:
-        doors = [TritonDoor(settings, server) for server in settings.servers if isinstance(server, Server)]
-        kv_tokens = settings.capacity.kv_tokens
-        self.pool = Pool(doors, kv_tokens * len(doors)) if kv_tokens else Pool(doors)
+        self._settings = settings
+        doors = (TritonDoor(settings, server) for server in settings.servers if isinstance(server, Server))
+        self.pool = Pool(doors, settings.capacity.kv_tokens)
         self._built_in = settings.adapters if settings.cpp_backend else None
         self._tokenizer = tokenizer
+
+    def join(self, server: Server) -> None:
+        """Ask this one too, from now on."""
+        self.pool.join(TritonDoor(self._settings, server))
+
+    async def leave(self, grpc_url: str, seconds: float) -> None:
+        """As `Pool.leave`."""
+        await self.pool.leave(grpc_url, seconds)
 
     def answers(
         self,

@@ -35,14 +35,14 @@ def settings(servers: int, capacity: Capacity) -> ModelSettings:
 
 
 def test_bounds_come_from_what_all_servers_hold_together() -> None:
-    bounds = bounds_of(Queue(), settings(2, Capacity(batch=64, queue=1000, kv_tokens=20_000)))
+    bounds = bounds_of(Queue(), settings(2, Capacity(batch=64, queue=1000, kv_tokens=20_000)), 2)
     assert bounds == Bounds(running=2 * 72, running_tokens=40_000, waiting=2000, waiting_tokens=math.inf)
-    assert bounds_of(Queue(), settings(1, Capacity(kv_tokens=None))).running_tokens == math.inf
+    assert bounds_of(Queue(), settings(1, Capacity(kv_tokens=None)), 1).running_tokens == math.inf
 
 
 def test_the_plan_wins() -> None:
     plan = Queue(running=3, running_tokens=500, waiting=0, waiting_tokens=900)
-    assert bounds_of(plan, settings(2, Capacity(kv_tokens=20_000))) == Bounds(3, 500, 0, 900)
+    assert bounds_of(plan, settings(2, Capacity(kv_tokens=20_000)), 2) == Bounds(3, 500, 0, 900)
 
 
 def test_capacity_is_the_engines(sample_build: BuildResult) -> None:

@@ -24,6 +24,7 @@ class Server:
 
     name: str
     alive: bool = True
+    closed: bool = False
     answers: list[object] = field(default_factory=list)
     """What each of its streams gives next: deltas, or errors that are raised."""
 
@@ -32,7 +33,7 @@ class Server:
             raise UnavailableError("down")
 
     async def close(self) -> None:
-        pass
+        self.closed = True
 
     def open(self) -> Stream:
         return Stream(self)
@@ -69,7 +70,7 @@ def test_what_is_taken_is_given_back(requests: list[tuple[int, int, bool]]) -> N
     for place in places:
         place.leave()
         place.leave()
-    assert [(standing.running, standing.tokens) for standing in servers.standings] == [(0, 0)] * 3
+    assert [(member.standing.running, member.standing.tokens) for member in servers.members.values()] == [(0, 0)] * 3
 
 
 def test_idle_servers_take_turns() -> None:
@@ -77,7 +78,7 @@ def test_idle_servers_take_turns() -> None:
     picked = []
     for _ in range(6):
         place = servers.pick([], 10)
-        picked.append(place.index)
+        picked.append(place.member.number)
         place.leave()
     assert picked == [0, 1, 2, 0, 1, 2]
 
@@ -86,29 +87,29 @@ def test_a_prompt_goes_where_its_start_is_known_unless_that_server_has_too_much_
     servers = pool(2)
     first = servers.pick(LONG, 100)
     first.leave()
-    assert servers.pick([*LONG, 1, 2], 100).index == first.index
+    assert servers.pick([*LONG, 1, 2], 100).member.number == first.member.number
     for _ in range(3):
         servers.pick(LONG, 128)
-    assert {servers.pick(LONG, 100).index for _ in range(3)} == {0, 1}
+    assert {servers.pick(LONG, 100).member.number for _ in range(3)} == {0, 1}
 
 
 def test_another_adapter_does_not_share_the_prefix() -> None:
     servers = pool(2)
     servers.pick(LONG, 1, "a").leave()
-    assert servers.pick(LONG, 1, "b").index == 1
+    assert servers.pick(LONG, 1, "b").member.number == 1
 
 
 def test_a_server_that_is_down_is_asked_only_when_all_are() -> None:
     servers = pool(2)
-    servers.standings[0].probed(False, 0.0, 0.5)
+    servers.members[0].standing.probed(False, 0.0, 0.5)
     picked = [servers.pick([1], 1) for _ in range(4)]
-    assert {place.index for place in picked} == {1}
+    assert {place.member.number for place in picked} == {1}
     for place in picked:
         place.leave()
-    servers.standings[1].probed(False, 0.0, 0.5)
-    assert {servers.pick([1], 1).index for _ in range(4)} == {0, 1}
+    servers.members[1].standing.probed(False, 0.0, 0.5)
+    assert {servers.pick([1], 1).member.number for _ in range(4)} == {0, 1}
     with pytest.raises(UnavailableError, match="no server"):
-        servers.pick([1], 1, but={0, 1})
+        servers.pick([1], 1, but=set(servers.members.values()))
 
 
 def test_failures_in_a_row_take_a_server_down_and_a_probe_brings_it_back() -> None:
@@ -154,9 +155,9 @@ async def test_what_fails_before_the_first_token_goes_on_to_another_server(error
     deltas = [await stream.__anext__(), await stream.__anext__()]
     assert [delta.finish_reason for delta in deltas] == [None, "stop"]
     assert stream.server == "1"
-    assert servers.standings[0].retries == 1
-    assert servers.standings[0].failures == (0 if isinstance(error, OverloadedError) else 1)
-    assert [standing.running for standing in servers.standings] == [0, 0]
+    assert servers.members[0].standing.retries == 1
+    assert servers.members[0].standing.failures == (0 if isinstance(error, OverloadedError) else 1)
+    assert [member.standing.running for member in servers.members.values()] == [0, 0]
 
 
 async def test_after_the_first_token_nothing_is_tried_again() -> None:
@@ -166,7 +167,7 @@ async def test_after_the_first_token_nothing_is_tried_again() -> None:
     await stream.__anext__()
     with pytest.raises(ServiceError, match="broken"):
         await stream.__anext__()
-    assert servers.standings[0].retries == servers.standings[1].requests == 0
+    assert servers.members[0].standing.retries == servers.members[1].standing.requests == 0
 
 
 async def test_a_request_that_is_wrong_is_wrong_everywhere() -> None:
@@ -174,7 +175,7 @@ async def test_a_request_that_is_wrong_is_wrong_everywhere() -> None:
     servers.doors[0].answers = [RequestError("no", param="top_p")]
     with pytest.raises(RequestError):
         await routed(servers).__anext__()
-    assert servers.standings[0].failures == servers.standings[1].requests == 0
+    assert servers.members[0].standing.failures == servers.members[1].standing.requests == 0
 
 
 async def test_when_all_have_failed_the_first_reason_of_the_last_is_told() -> None:
@@ -189,10 +190,57 @@ async def test_the_pool_is_alive_as_long_as_one_server_is() -> None:
     servers = pool(2)
     servers.doors[0].alive = False
     await servers.probe()
-    assert [standing.up for standing in servers.standings] == [False, True]
+    assert [member.standing.up for member in servers.members.values()] == [False, True]
     servers.doors[1].alive = False
     with pytest.raises(UnavailableError):
         await servers.probe()
+
+
+async def test_who_leaves_gets_no_new_request_and_its_last_ones_end_in_peace() -> None:
+    servers = pool(2)
+    counts: list[int] = []
+    servers.on_change(counts.append)
+    running = [servers.pick([1], 8) for _ in range(2)]
+    leaving = asyncio.ensure_future(servers.leave("0", 60))
+    await asyncio.sleep(0)
+    assert {servers.pick([1], 8).door.name for _ in range(3)} == {"1"}
+    await asyncio.sleep(0.02)
+    assert not leaving.done() and not running[0].door.closed
+    running[0].leave()
+    await leaving
+    assert running[0].door.closed
+    assert counts == [1]
+
+
+async def test_who_leaves_is_not_waited_for_any_longer_than_said() -> None:
+    servers = pool(2)
+    place = servers.pick([1], 8)
+    await servers.leave(place.door.name, 0.01)
+    assert place.door.closed
+    place.leave()
+    await servers.leave("nobody", 60)
+
+
+async def test_who_joins_is_asked_and_has_the_place_and_nothing_of_the_memory_of_who_left() -> None:
+    servers = pool(2)
+    servers.pick(LONG, 8).leave()
+    await servers.leave("0", 1)
+    servers.join(Server("new"))
+    assert servers.members[0].door.name == "new"
+    assert servers.pick([*LONG, 1], 8).tokens == len(LONG) + 1 + 8
+    with pytest.raises(ValueError, match="belongs to the pool already"):
+        servers.join(Server("new"))
+
+
+async def test_a_pool_may_be_empty_for_a_while() -> None:
+    servers = pool(1)
+    await servers.leave("0", 1)
+    with pytest.raises(UnavailableError, match="no server now"):
+        servers.pick([1], 8)
+    with pytest.raises(UnavailableError, match="no server now"):
+        await servers.probe()
+    servers.join(Server("1"))
+    assert servers.pick([1], 8).door.name == "1"
 
 
 async def test_a_watched_server_that_comes_back_is_asked_again() -> None:
@@ -202,7 +250,7 @@ async def test_a_watched_server_that_comes_back_is_asked_again() -> None:
         for alive in (False, True):
             servers.doors[0].alive = alive
             for _ in range(100):
-                if servers.standings[0].up is alive:
+                if servers.members[0].standing.up is alive:
                     break
                 await asyncio.sleep(0.05)
-            assert servers.standings[0].up is alive
+            assert servers.members[0].standing.up is alive

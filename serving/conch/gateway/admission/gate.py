@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -30,7 +31,10 @@ class Queues(Observer):
     """Lets exchanges in, each model's in the order of its line."""
 
     def __init__(self, plan: Queue, models: Iterable[Served], registry: CollectorRegistry) -> None:
-        self._lines = {model.name: Line(bounds_of(plan, model.settings)) for model in models}
+        models = list(models)
+        self._lines = {model.name: Line(bounds_of(plan, model.settings, len(model.servers.pool))) for model in models}
+        for model in models:
+            model.servers.pool.on_change(partial(self._resize, plan, model))
         self._usual = {name: Usual() for name in self._lines}
         self._inside: dict[Exchange, Wish] = {}
         waited = Histogram(
@@ -76,15 +80,18 @@ class Queues(Observer):
             self._usual[exchange.served.name].saw(exchange.prompt_tokens, cached, tokens / exchange.choices)
         self._lines[exchange.served.name].leave(wish)
 
+    def _resize(self, plan: Queue, model: Served, servers: int) -> None:
+        self._lines[model.name].rebound(bounds_of(plan, model.settings, servers))
+
     def clear(self) -> None:
         """Send away who waits, as another gateway can serve them sooner."""
         for line in self._lines.values():
             line.clear(Draining())
 
 
-def bounds_of(plan: Queue, settings: ModelSettings) -> Bounds:
-    """The plan's, or what all of the model's servers hold together."""
-    one, servers = settings.capacity, len(settings.servers)
+def bounds_of(plan: Queue, settings: ModelSettings, servers: int) -> Bounds:
+    """The plan's, or what so many of the model's servers hold together; of none as of one, so that it can refuse."""
+    one, servers = settings.capacity, max(1, servers)
     tokens = plan.running_tokens or (one.kv_tokens * servers if one.kv_tokens else math.inf)
     return Bounds(
         running=plan.running or servers * (one.batch + math.ceil(one.batch / 8)),

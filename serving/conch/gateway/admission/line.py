@@ -96,6 +96,11 @@ class Line:
         self._pace.left(wish.tokens, self._clock())
         self._advance()
 
+    def rebound(self, bounds: Bounds) -> None:
+        """Let in as many as that from now on; who is in or waits stays."""
+        self.bounds = bounds
+        self._advance()
+
     def clear(self, error: ConchError) -> None:
         """Send all away who wait."""
         for waiting in list(self._waiting):

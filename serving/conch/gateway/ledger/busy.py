@@ -38,6 +38,11 @@ class ShareClock:
     def leave(self, answers: int) -> None:
         self._answers -= answers
 
+    def resize(self, engines: int, now: float) -> None:
+        """There are so many engines from now on."""
+        self._advance(now)
+        self._engines = engines
+
     def _advance(self, now: float) -> None:
         if self._answers and now > self._at:
             busy = (now - self._at) * min(self._engines, self._answers)

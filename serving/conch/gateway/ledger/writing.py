@@ -85,6 +85,10 @@ class Ledger(Observer):
         waiting.set_function(lambda: len(self._rows))
         self._lost = Counter("conch:ledger_lost_rows", "Rows that could not be kept", registry=registry)
 
+    def resize(self, model: str, servers: int) -> None:
+        """The model has so many servers from now on."""
+        self._clocks[model].resize(servers, time.perf_counter())
+
     def started(self, exchange: Exchange) -> None:
         assert exchange.started_at is not None
         clock = self._clocks[exchange.served.name]

@@ -17,7 +17,7 @@ class Prefixes:
     """`capacity`: blocks that are remembered, those not seen for longest forgotten first."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._owners: OrderedDict[int, int] = OrderedDict()
         """Block -> the servers that have it, as the bits of a number."""
 
@@ -41,7 +41,7 @@ class Prefixes:
         for block in _blocks(prompt, salt):
             self._owners[block] = self._owners.get(block, 0) | 1 << server
             self._owners.move_to_end(block)
-        while len(self._owners) > self._capacity:
+        while len(self._owners) > self.capacity:
             self._owners.popitem(last=False)
 
     def forget(self, server: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Generic
 
 from conch.client import Delta
 from conch.gateway.answers.forks import Stream
-from conch.gateway.routing.pool import AnyDoor, Place, Pool
+from conch.gateway.routing.pool import AnyDoor, Member, Place, Pool
 from conch_build.errors import (
     CancelledError,
     ConchError,
@@ -33,7 +33,7 @@ class Routed(Generic[AnyDoor]):
         self._pool = pool
         self._wanted = prompt, max_tokens, salt
         self._begin = begin
-        self._asked: set[int] = set()
+        self._asked: set[Member[AnyDoor]] = set()
         self._begun = False
         self._ask()
 
@@ -69,11 +69,13 @@ class Routed(Generic[AnyDoor]):
     def _ask(self) -> None:
         prompt, max_tokens, salt = self._wanted
         self._place: Place[AnyDoor] = self._pool.pick(prompt, max_tokens, salt, but=self._asked)
-        self._asked.add(self._place.index)
+        self._asked.add(self._place.member)
         self._stream = self._begin(self._place.door)
 
 
-def goes_on(error: ConchError, place: Place[Any], asked: Collection[int], pool: Pool[Any], *, begun: bool) -> bool:
+def goes_on(
+    error: ConchError, place: Place[Any], asked: Collection[Member[Any]], pool: Pool[Any], *, begun: bool
+) -> bool:
     """Whether another server may be asked, now that this one has failed; `asked`: those that were.
 
     Keeps the books of the server. What has `begun` to answer fails for good.
@@ -82,7 +84,7 @@ def goes_on(error: ConchError, place: Place[Any], asked: Collection[int], pool: 
     if blamed:
         place.failed()
     worth_it = blamed or isinstance(error, OverloadedError)
-    again = not begun and worth_it and len(asked) <= RETRIES and len(asked) < len(pool.doors)
+    again = not begun and worth_it and len(asked) <= RETRIES and bool(pool.left(asked))
     place.standing.retries += again
     return again
 

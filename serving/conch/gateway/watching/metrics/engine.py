@@ -101,13 +101,15 @@ async def read_engine(http: httpx.AsyncClient, url: str, model_name: str, engine
     return reading_of(response.text, model_name, engine)
 
 
-async def read_engines(http: httpx.AsyncClient, servers: Iterable[tuple[str, Sequence[str | None]]]) -> list[Reading]:
-    """Of every model (its name and its servers' metrics URLs), all at once."""
+async def read_engines(
+    http: httpx.AsyncClient, servers: Iterable[tuple[str, Mapping[int, str | None]]]
+) -> list[Reading]:
+    """Of every model (its name and its servers' metrics URLs by their numbers), all at once."""
     return await asyncio.gather(
         *(
             read_engine(http, url, model_name, str(index))
             for model_name, urls in servers
-            for index, url in enumerate(urls)
+            for index, url in urls.items()
             if url is not None
         )
     )

@@ -46,10 +46,10 @@ def router(
     return router
 
 
-def engines_of(catalog: Catalog) -> Iterator[tuple[str, list[str | None]]]:
-    """Every model's name with its servers' metrics URLs."""
+def engines_of(catalog: Catalog) -> Iterator[tuple[str, dict[int, str | None]]]:
+    """Every model's name with its servers' metrics URLs, by their numbers."""
     for served in catalog:
-        yield served.name, [server.metrics_url for server in served.settings.servers]
+        yield served.name, {number: member.door.metrics_url for number, member in served.servers.pool.members.items()}
 
 
 async def _adapters(catalog: Catalog) -> list[Adapters]:
