@@ -175,6 +175,8 @@ class Disaggregated(Part):
 
 
 class Serving(Part):
+    replicas: Gpus = 1
+    """Tritons beside each other on one machine, each with CPUs or GPUs of its own, behind one gateway."""
     triton: Triton = Triton()
     gateway: Gateway = Gateway()
     disaggregated: Disaggregated | None = None

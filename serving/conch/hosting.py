@@ -7,7 +7,7 @@ anything is started. Knows nothing of the gateway.
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conch.triton.find import TritonInstall
@@ -43,7 +43,8 @@ def hosting_of(plan: Plan) -> Hosting:
     check_triton(plan, "`conch serve`")
     arrangement = arrangement_of(plan)
     check_one_machine(arrangement)
-    install = find_gpu_server(plan.engine.backend, arrangement, gpu_of(plan), container_of(plan))
+    whole = replace(arrangement, instances=arrangement.instances * plan.serving.replicas)
+    install = find_gpu_server(plan.engine.backend, whole, gpu_of(plan), container_of(plan))
     probe = CPP_PROBE if plan.engine.backend == "tensorrt" else OWN_PROBE
     return Hosting(install, arrangement, probe, _GPU_START_SECONDS)
 

@@ -75,6 +75,7 @@ VALUES: dict[str, list[Any]] = {
         *({"lora_config": {}}, {"nothing": 1}, {"kv_cache_config": {"dtype": "fp8"}}, {"kv_cache_config": {}}),
         *({"disable_overlap_scheduler": False}, {"attn_backend": 3}, {"speculative_config": {}}, {"": 0}),
     ],
+    "serving.replicas": [2, 9],
     "serving.triton.layout": ["tokens", "ensemble", "llmapi"],
     "serving.triton.instances": [2, 9],
     "serving.triton.launch": ["orchestrator"],

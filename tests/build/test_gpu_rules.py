@@ -97,6 +97,12 @@ BROKEN: list[tuple[str, str, str, Parts]] = [
         {"serving": {"triton": {"instances": 3, "launch": "orchestrator"}}, "engine": {"parallel": {"tensor": 4}}},
     ),
     (
+        "parallel.replicas",
+        "serving.replicas",
+        "llama-3-8b",
+        {"serving": {"replicas": 3}, "engine": {"parallel": {"tensor": 4}}},
+    ),
+    (
         "parallel.world-size",
         "engine.parallel",
         "llama-3.3-70b",

@@ -70,7 +70,7 @@ def test_every_mistake_is_told_at_once() -> None:
         ("engine: openvino", "`engine` is a mapping: write `backend: openvino` under it"),
         ("engine: {kv_cache: 2GiB}", "`engine.kv_cache` is a mapping: write `size: 2GiB` under it"),
         ("serving: {gateway: 9000}", "`serving.gateway` is a mapping: write `port: 9000` under it"),
-        ("serving: 9000", "`serving` is a mapping: its keys are triton, gateway"),
+        ("serving: 9000", "`serving` is a mapping: its keys are replicas, triton, gateway"),
         ("quantization:", "`quantization` is a mapping: its keys are format, group_size"),
         ("engine: {backend: cuda}", "`engine.backend` must be 'openvino', 'tensorrt' or 'pytorch'"),
         ("engine: {max_batch_size: '3'}", "`engine.max_batch_size` must be a valid integer (given: '3')"),

@@ -100,7 +100,7 @@ def _placed(plan: Plan | None, info: ModelInfo, name: str, fleet: bool, options:
             "engine.kv_cache.tokens_per_block": options["block"],
             "engine.parallel.tensor": options["tensor"],
             "engine.parallel.pipeline": options["pipeline"],
-            "serving.triton.instances": options["replicas"],
+            "serving.replicas": options["replicas"],
         },
     )
 

@@ -29,6 +29,10 @@ def compose_files(plan: Plan, built: Built, folder: str, *, public: bool = False
     """
     check_triton(plan, "`conch deploy compose`")
     _check_gateway(plan)
+    if plan.serving.replicas > 1:
+        raise PlanError(
+            "a compose file starts one Triton", where="serving.replicas", fix="Leave it out, or use `conch serve`."
+        )
     name = f"conch-{re.sub('[^a-z0-9_-]', '-', plan.name.lower())}"
     document = {"name": name, "services": services(plan, built), "volumes": {STATE: {}}}
     gpus = plan.engine.backend != "openvino"

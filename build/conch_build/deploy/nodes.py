@@ -23,5 +23,7 @@ def slurm_files(plan: Plan, built: Built, folder: str) -> tuple[TextFile, ...]:
         )
     # Loopback of the first node: whoever is to reach it from elsewhere puts the gateway beside it.
     flags = flags_of(plan, str(built.repository), secrets.token_hex(16))
+    if plan.serving.replicas > 1:
+        raise PlanError("a job starts one engine", where="serving.replicas", fix="Leave it out; submit several jobs.")
     recipe = slurm_recipe(flags, arrangement, folder, triton_image(plan), built.mounts(plan))
     return tuple(step for step in recipe.steps if isinstance(step, TextFile))

@@ -108,6 +108,8 @@ def _unread(plan: Plan) -> Iterator[tuple[str, str]]:
         if not (lora.adapters or lora.target_modules) and _differs(lora, Lora(), name):
             yield f"engine.lora.{name}", "there are no adapters: `engine.lora.adapters` is empty"
     if plan.serving.disaggregated is not None:
+        if plan.serving.replicas > 1:
+            yield "serving.replicas", "disaggregated workers have `instances` of their own"
         for part, own in (("triton", Triton()), ("gateway", Gateway())):
             names = (name for name in type(own).model_fields if name not in _REFUSED)
             for name in (name for name in names if _differs(getattr(plan.serving, part), own, name)):

@@ -121,6 +121,21 @@ def _processes_can_be_arranged(plan: Plan) -> None:
     arrangement_of(plan)
 
 
+@rule("parallel.replicas", on=GPU)
+def _replicas_have_gpus_of_their_own(plan: Plan) -> Iterator[Violation]:
+    """`conch serve` starts all replicas on one machine, each on GPUs that no other one uses. Several on the same GPU
+    would take each other's memory; an engine over several nodes is not started by one command at all."""
+    replicas = plan.serving.replicas
+    arrangement = arrangement_of(plan)
+    wanted = replicas * arrangement.gpus
+    if replicas > 1 and (arrangement.nodes > 1 or wanted > arrangement.gpus_per_node):
+        yield Violation(
+            "serving.replicas",
+            f"{replicas} replicas need {wanted} GPUs on one machine of {arrangement.gpus_per_node}",
+            "Serve fewer here, and the others from another machine: `serving.gateway.models` takes servers anywhere.",
+        )
+
+
 @rule("parallel.orchestrator", on=ENGINE, severity="warning")
 def _orchestrator_spawns(plan: Plan) -> Iterator[Violation]:
     """An orchestrator spawns its workers by MPI on its own node, which Slurm and containers without MPI often

@@ -148,7 +148,8 @@ def _on_cpu(plan: Plan, info: ModelInfo, draft: ModelInfo | None, work: Workload
         "memory": {
             "total_bytes": memory_bytes(),
             "parts": {name: size for name, size in parts.items() if size},
-            "used_bytes": sum(parts.values()),
+            "used_bytes": sum(parts.values()) * plan.serving.replicas,
+            "replicas": plan.serving.replicas,
             "kv_blocks": blocks,
             "kv_tokens": tokens,
             "requests": blocks // -(-work.tokens // cache.tokens_per_block),
@@ -159,7 +160,7 @@ def _on_cpu(plan: Plan, info: ModelInfo, draft: ModelInfo | None, work: Workload
 
 
 def _on_gpu(plan: Plan, info: ModelInfo, gpu: Gpu, draft: ModelInfo | None, work: Workload) -> dict[str, Any]:
-    split, replicas = split_of(plan), plan.serving.triton.instances
+    split, replicas = split_of(plan), plan.serving.replicas * plan.serving.triton.instances
     memory = gpu_memory(plan, info, gpu.memory_bytes, draft)
     dtype, pages = short_dtype(memory.kv_dtype), pages_of(plan, info)
     per_block = plan.engine.kv_cache.tokens_per_block
@@ -185,6 +186,7 @@ def _on_gpu(plan: Plan, info: ModelInfo, gpu: Gpu, draft: ModelInfo | None, work
             "total_bytes": memory.total_bytes,
             "parts": dict(memory.parts) | {"KV cache": memory.kv_cache_bytes},
             "used_bytes": memory.used_bytes + memory.kv_cache_bytes,
+            "replicas": replicas,
             "kv_blocks": int(memory.kv_cache_bytes // (memory.kv_bytes_per_token * per_block)),
             "kv_tokens": memory.kv_tokens,
             "requests": memory.kv_cache_bytes // a_request if memory.kv_limit_bytes > 0 else 0,

@@ -86,11 +86,12 @@ def _memory(report: Mapping[str, Any]) -> str:
         spread = f" (tensor {gpu['tensor']}, pipeline {gpu['pipeline']}, replicas {gpu['replicas']}), each"
         head = f"{many}{gpu['label']}{spread if gpu['gpus'] > 1 else ''} {format_bytes(memory['total_bytes'])}"
     rows = [(f"  {name}", format_bytes(size), f"{size:,}") for name, size in memory["parts"].items()]
-    rows.append(("  together", format_bytes(memory["used_bytes"]), f"{memory['used_bytes']:,}"))
+    together = "together" if gpu or memory["replicas"] == 1 else f"together, of {memory['replicas']} replicas"
+    rows.append((f"  {together}", format_bytes(memory["used_bytes"]), f"{memory['used_bytes']:,}"))
     body = table((head, "", "bytes"), rows)
     verdict = "" if memory["used_bytes"] <= memory["total_bytes"] else "\n  It does not fit."
     wanted, each = report["kv"]["requests"], report["kv"]["request_tokens"]
-    replicas = gpu["replicas"] if gpu else 1
+    replicas = memory["replicas"]
     held = memory["requests"] * replicas
     enough = "enough for" if held >= wanted else "too few for"
     return (

@@ -4,6 +4,7 @@
     gpu.py          the same on a machine with GPUs: what a plan for them needs
     folder.py       the backend folder that it starts with
     launch.py       its ports and its command
+    place.py        the CPUs or GPUs that it may use
     probe.py        the requests by which it is judged
     guard.py        a script around it that leaves no process behind
     process.py      one running server

@@ -1,10 +1,10 @@
 """Run as a script: runs a program, and ends it with everything it started once it or its owner is gone.
 
-    python guard.py OWNER_PID REGIONS PROGRAM ARGUMENT...
+    python guard.py OWNER_PID REGIONS CPUS PROGRAM ARGUMENT...
 
 The owner starts this as the leader of a new process group. A server killed alone would leave its stubs, a
 supervisor killed alone its server and their shared memory (REGIONS is a glob pattern), and what mpirun starts is in
-process groups of its own; it all ends here, at once on SIGINT.
+process groups of its own; it all ends here, at once on SIGINT. CPUS: those that all of it may use, `0,1`, or `all`.
 """
 
 import ctypes
@@ -22,7 +22,9 @@ class _Stopped(Exception):
     """SIGINT came."""
 
 
-def main(owner: int, regions: str, command: list[str]) -> None:
+def main(owner: int, regions: str, cpus: str, command: list[str]) -> None:
+    if cpus != "all":
+        os.sched_setaffinity(0, map(int, cpus.split(",")))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whoever loses its parent becomes a child of this
     ended = 0
     try:
@@ -58,4 +60,4 @@ def _end_children() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

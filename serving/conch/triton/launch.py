@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.triton.find import TritonInstall
+from conch.triton.place import EVERYWHERE, Place
 from conch.triton.probe import OWN_PROBE, Probe
 from conch_build.errors import SetupError
 from conch_build.launch import SINGLE, Arrangement, ServerFlags, start_command
@@ -58,6 +59,7 @@ class Launch:
     log_path: Path
     arrangement: Arrangement = SINGLE
     probe: Probe = OWN_PROBE
+    place: Place = EVERYWHERE
 
     def command(self, region_prefix: str) -> Command:
         """The command: loopback, closed administration. Raises PlanError for what one machine cannot start."""
@@ -76,4 +78,6 @@ class Launch:
         return start_command(flags, self.arrangement, region_prefix)
 
     def environment(self, command: Command) -> dict[str, str]:
-        return {**self.install.environment(), **command.env}
+        devices = ",".join(map(str, self.place.gpus))
+        mine = {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
+        return {**self.install.environment(), **mine, **command.env}

@@ -36,11 +36,12 @@ class TritonProcess:
         region_prefix = f"conch-{os.getpid()}-{secrets.token_hex(4)}-"
         self._regions = f"{region_prefix}*"
         command = launch.command(region_prefix)
+        cpus = ",".join(map(str, launch.place.cpus)) or "all"
         program = shutil.which(command.argv[0]) or command.argv[0]
         with launch.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._guard = subprocess.Popen(
-                [*_GUARD, str(os.getpid()), str(_SHARED_MEMORY / self._regions), program, *command.argv[1:]],
+                [*_GUARD, str(os.getpid()), str(_SHARED_MEMORY / self._regions), cpus, program, *command.argv[1:]],
                 env=launch.environment(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -17,6 +17,7 @@ from pathlib import Path
 from conch.triton.find import SECURITY_FLOOR, TritonInstall, find_tritonserver
 from conch.triton.folder import backend_folder
 from conch.triton.launch import Launch, Ports
+from conch.triton.place import EVERYWHERE, Place
 from conch.triton.probe import OWN_PROBE, Probe
 from conch.triton.process import TritonProcess, remove_dead_regions
 from conch.triton.reasons import UnexplainedError
@@ -65,6 +66,7 @@ class TritonServer:
         install: TritonInstall | None = None,
         arrangement: Arrangement = SINGLE,
         probe: Probe = OWN_PROBE,
+        place: Place = EVERYWHERE,
     ) -> None:
         self._repository = repository.absolute()
         self._asked_ports = (http_port, grpc_port, metrics_port)
@@ -77,6 +79,7 @@ class TritonServer:
         self._install = install
         self._arrangement = arrangement
         self._probe = probe
+        self._place = place
         self._launch: Launch | None = None
         self._process: TritonProcess | None = None
         self._thread: threading.Thread | None = None
@@ -105,6 +108,7 @@ class TritonServer:
             log_path=self._log_path,
             arrangement=self._arrangement,
             probe=self._probe,
+            place=self._place,
         )
         self._stopping.clear()
         self._settled.clear()
@@ -117,13 +121,13 @@ class TritonServer:
 
     def stop(self, drain_seconds: float | None = None) -> None:
         """Refuse new requests, let those in flight end, then end the server. Once stopped it does nothing."""
-        if self._thread is None:
+        thread, self._thread = self._thread, None
+        if thread is None:
             return
         if drain_seconds is not None:
             self._drain_seconds = drain_seconds
         self._stopping.set()
-        self._thread.join()
-        self._thread = None
+        thread.join()
 
     def on_change(self, listener: Callable[[State], None]) -> None:
         """Call `listener` with each new state, on the watching thread."""
