@@ -31,6 +31,7 @@ def test_the_wheel_holds_both_packages_and_the_templates(unpacked: Path) -> None
     wanted = ["conch/py.typed", "conch_build/py.typed", "conch_build/calibration_texts.txt", "conch/cli.py"]
     models = ["tensorrt_llm", "preprocessing", "postprocessing", "ensemble"]
     wanted += [f"conch_build/model_repo/{model}/config.pbtxt" for model in models]
+    wanted += ["conch_build/_monitoring/alerts.yml", "conch_build/_monitoring/grafana.json"]
     assert not [name for name in wanted if not (unpacked / name).is_file()]
     (license_file,) = unpacked.glob("*.dist-info/licenses/LICENSE")
     assert "Apache License" in license_file.read_text()

@@ -23,10 +23,12 @@ NOWHERE = "127.0.0.1:9"
 
 
 @asynccontextmanager
-async def running_app(build: BuildResult, home: Path, **plan: Any) -> AsyncIterator[FastAPI]:
+async def running_app(
+    build: BuildResult, home: Path, *, require_key: bool = False, **plan: Any
+) -> AsyncIterator[FastAPI]:
     """`home` is the gateway's own folder; `plan`: of `serving.gateway`."""
     model = ModelSettings.for_engine(build.engine.path, [Server(NOWHERE)], build.repository.path)
-    app = create_app(GatewaySettings((model,), Gateway(**plan), home))
+    app = create_app(GatewaySettings((model,), Gateway(**plan), home, require_key=require_key))
     async with app.router.lifespan_context(app):
         yield app
 

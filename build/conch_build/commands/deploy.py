@@ -1,4 +1,4 @@
-"""`conch deploy compose|slurm PLAN`: the files with which a GPU machine, or several, serve what was built."""
+"""`conch deploy compose|k8s|slurm PLAN`: the files with which a GPU machine, or several, serve what was built."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def compose(console: Console, plan: Path, public: bool, **where: Any) -> None:
         return compose_files(loaded, built, folder, public=public)
 
     _write(console, plan, make, start="docker compose up -d --build --wait", **where)
+
+
+@deploy.command()
+@_options
+@with_console
+def k8s(console: Console, plan: Path, **where: Any) -> None:
+    """Kubernetes: manifests, a Helm chart, and the Dockerfiles of their images.
+
+    Builds what PLAN lacks, unless --engine and --repository say where it lies in the volume with the models.
+    """
+    from conch_build.deploy import kubernetes_files
+
+    def make(loaded: Plan, built: Built, folder: str) -> tuple[TextFile, ...]:
+        return kubernetes_files(loaded, plan.read_text(encoding="utf-8"), built, folder)
+
+    _write(console, plan, make, start="kubectl apply -k manifests", **where)
 
 
 @deploy.command()

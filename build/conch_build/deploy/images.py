@@ -17,8 +17,11 @@ _PYTHON_IMAGE = "python:3.12-slim"
 _HOME = "/opt/conch"
 
 
-def dockerfiles(image: str | None, folder: str) -> tuple[TextFile, TextFile]:
-    """Of Triton, on NVIDIA's `image` or, with None, as the Python package for CPUs; and of the gateway."""
+def dockerfiles(image: str | None, folder: str, extras: tuple[str, ...] = ()) -> tuple[TextFile, TextFile]:
+    """Of Triton, on NVIDIA's `image` or, with None, as the Python package for CPUs; and of the gateway.
+
+    `extras`: what the gateway needs beside its own libraries.
+    """
     # A .pth file is read by every Python of the image, also by the one inside Triton's python backend.
     installed = f"""COPY {SOURCES} {_HOME}
 COPY ready.py {_HOME}/ready.py
@@ -28,7 +31,7 @@ RUN echo {_HOME} > "$(python3 -c 'import sysconfig; print(sysconfig.get_paths()[
     triton = f"FROM {image}\n" if image else _with_libraries("cpu")
     return (
         TextFile("Triton with Conch's python models", f"{folder}/triton.Dockerfile", triton + installed),
-        TextFile("the gateway", f"{folder}/gateway.Dockerfile", _with_libraries("gateway") + installed),
+        TextFile("the gateway", f"{folder}/gateway.Dockerfile", _with_libraries("gateway", *extras) + installed),
     )
 
 
@@ -51,14 +54,14 @@ def sources(folder: str) -> Iterator[TextFile]:
                 yield TextFile("Conch", f"{folder}/{SOURCES}/{package}/{inside}", text)
 
 
-def _with_libraries(extra: str) -> str:
-    libraries = " ".join(shlex.quote(name) for name in _requirements(extra))
+def _with_libraries(*extras: str) -> str:
+    libraries = " ".join(shlex.quote(name) for name in dict.fromkeys(_requirements(extras)))
     return f"FROM {_PYTHON_IMAGE}\nRUN pip install --no-cache-dir {libraries}\n"
 
 
-def _requirements(extra: str) -> Iterator[str]:
-    """What Conch needs, and what this extra adds."""
+def _requirements(extras: tuple[str, ...]) -> Iterator[str]:
+    """What Conch needs, and what these extras add."""
     for line in importlib.metadata.requires("conch") or ():
         requirement, _, condition = line.partition(";")
-        if not condition or re.search(rf"extra == ['\"]{extra}['\"]", condition):
+        if not condition or re.search(rf"extra == ['\"]({'|'.join(extras)})['\"]", condition):
             yield requirement.strip()

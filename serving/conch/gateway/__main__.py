@@ -19,6 +19,8 @@ from conch_build.console import Console, with_console
 @click.option("--host", help="Default: the plan's, or 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Default: the plan's, or 8080; 0 takes a free one.")
 @click.option("--published-on", help="Where a container's port can be reached; default: the address bound to.")
+@click.option("--every-address", is_flag=True, help="Ask each server that --grpc-url's name stands for now.")
+@click.option("--require-key", is_flag=True, help="Answer nobody without a key, also before there is one.")
 @click.option("--drain-seconds", type=click.FloatRange(0), help="After SIGTERM; default: the plan's, or 30.")
 @click.option("--tool-format", help="How the model writes calls of tools.")
 @click.option("--lenient", is_flag=True, help="Leave out unknown parameters with a warning.")
@@ -33,11 +35,14 @@ def main(
     host: str | None,
     port: int | None,
     published_on: str | None,
+    every_address: bool,
+    require_key: bool,
     drain_seconds: float | None,
     tool_format: str | None,
     lenient: bool,
 ) -> None:
     """Serve the engine artifact ENGINE over OpenAI's REST API."""
+    from conch.gateway.routing.addresses import addresses
     from conch.gateway.settings import GatewaySettings, ModelSettings, Server, other_models
     from conch.gateway.transport.server import run
     from conch_build.plan import load_plan
@@ -49,11 +54,16 @@ def main(
     if drain_seconds is not None:
         given["limits"] = plan.limits.model_copy(update={"drain_timeout": drain_seconds})
     plan = plan.model_copy(update={name: value for name, value in given.items() if value is not None})
-    server = Server(grpc_url, metrics_url)
-    model = ModelSettings.for_engine(engine, [server], repository, tool_format=tool_format or plan.tool_format)
+    servers = [] if every_address else [Server(grpc_url, metrics_url)]
+    model = ModelSettings.for_engine(engine, servers, repository, tool_format=tool_format or plan.tool_format)
     price = loaded.cost.instance_hourly_usd if loaded else None
     settings = GatewaySettings(
-        (model, *other_models(plan, model.name)), plan, published_on=published_on, hourly_usd=price
+        (model, *other_models(plan, model.name)),
+        plan,
+        published_on=published_on,
+        hourly_usd=price,
+        require_key=require_key,
+        membership=addresses(model.name, grpc_url, metrics_url, plan.limits.request_timeout) if every_address else None,
     )
     run(settings, on_ready=lambda url: console.result({"url": url}, f"listening on {url}"))
 

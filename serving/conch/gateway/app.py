@@ -51,7 +51,7 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     lifecycle.on_drain(queues.clear)
     database = Database.at(settings.plan.database.url, settings.home)
     limits = KeyLimits(metrics.registry)
-    authority = Authority(database, limits)
+    authority = Authority(database, limits, guarded=settings.require_key)
     ledger = Ledger(database, settings.models, settings.price, metrics.registry)
     for served in catalog:
         served.servers.pool.on_change(functools.partial(ledger.resize, served.name))

@@ -192,6 +192,8 @@ class GatewaySettings:
     """The address at which others reach a port that is forwarded here; None: the one bound to."""
     hourly_usd: float | None = None
     """What each server's machines cost."""
+    require_key: bool = False
+    """Who has no key is sent away, also before there is one."""
     membership: Membership | None = None
     """What lets servers join and leave their models' pools, beside the gateway for as long as it runs."""
     stored_responses_bytes: int = 64 << 20

@@ -216,6 +216,21 @@ async def test_keys_stay_as_they_were_while_the_database_is_away(sample_build: B
 
 
 @pytest.mark.conforms("AUTH-5")
+async def test_a_gateway_that_requires_a_key_answers_nobody_before_there_is_one(
+    sample_build: BuildResult, tmp_path: Path
+) -> None:
+    async with running_app(sample_build, tmp_path, require_key=True) as app:
+        check_exposed("0.0.0.0", app.state.authority.guarded)
+        async with client(app) as http:
+            assert (await http.get("/v1/models")).status_code == 401
+            assert (await http.get("/health/live")).status_code == 200
+        text = new_key(tmp_path)
+        await asyncio.sleep(FOLLOW_SECONDS + 0.5)
+        async with client(app, text) as http:
+            assert (await http.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.conforms("AUTH-5")
 def test_without_keys_only_loopback_may_be_bound_to() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.2", "2001:db8::1"):
         with pytest.raises(SetupError, match="conch keys create"):

@@ -35,14 +35,14 @@ log = logging.getLogger("conch.gateway")
 class Authority(Observer):
     """Knows the keys. Lets exchanges ask only for the models that their keys may."""
 
-    def __init__(self, database: Database, limits: KeyLimits) -> None:
-        """Raises UnavailableError."""
+    def __init__(self, database: Database, limits: KeyLimits, *, guarded: bool = False) -> None:
+        """`guarded`: who has no key is sent away also before there is one. Raises UnavailableError."""
         self.limits = limits
         self._database = database
         self._revision = 0
         self._keys: dict[str, Key] = {}
-        self.guarded = False
-        """There are keys, or were: who has none is sent away."""
+        self.guarded = guarded
+        """There are keys, or were, or must be: who has none is sent away."""
         self._take(*database.run_now(lambda connection: (keys.revision(connection), keys.all_keys(connection))))
 
     async def key_for(self, owner: str) -> Key | None:

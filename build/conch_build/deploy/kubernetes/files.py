@@ -1,0 +1,140 @@
+"""All files with which a cluster serves a plan: manifests, the chart, and what its images are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import yaml
+
+from conch_build.deploy.artifacts import Built, check_triton, triton_image
+from conch_build.deploy.images import dockerfiles, ready_script, sources
+from conch_build.deploy.kubernetes.chart import Document, Value, manifest, template
+from conch_build.deploy.kubernetes.network import network
+from conch_build.deploy.kubernetes.operation import operation
+from conch_build.deploy.kubernetes.parts import metadata, name_of
+from conch_build.deploy.kubernetes.values import Settings, defaults, schema, settings_of, values_yaml
+from conch_build.deploy.kubernetes.workloads import workloads
+from conch_build.errors import PlanError
+from conch_build.launch import arrangement_of, check_one_machine
+from conch_build.plan import Plan
+from conch_build.recipe import TextFile
+
+
+def kubernetes_files(plan: Plan, text: str, built: Built, folder: str) -> tuple[TextFile, ...]:
+    """`manifests/`, `chart/` and the Dockerfiles in `folder`. `text`: the plan's own, which the gateways read.
+
+    Raises PlanError for a plan that needs several nodes, or no Triton, or files that no pod would have.
+    """
+    check_triton(plan, "`conch deploy k8s`")
+    check_one_machine(arrangement_of(plan))
+    _check_gateway(plan)
+    shared = (plan.serving.gateway.database.url or "").startswith("postgresql://")
+    settings = settings_of(plan, shared)
+    documents = list(_documents(plan, text, built, shared))
+    gpus = plan.engine.backend != "openvino"
+    return (
+        *_manifests(documents, settings, folder),
+        *_chart(plan, documents, settings, folder),
+        TextFile("the artifacts as an image", f"{folder}/models.Dockerfile", _models(plan, built)),
+        *dockerfiles(triton_image(plan) if gpus else None, folder, _extras(plan)),
+        ready_script(folder),
+        *sources(folder),
+    )
+
+
+def _documents(plan: Plan, text: str, built: Built, shared: bool) -> Iterator[Document]:
+    about = metadata(plan, "gateway", suffix="plan")
+    yield Document(
+        "plan.yaml", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"conch.yaml": text}}
+    )
+    yield Document("state.yaml", _state(plan))
+    yield from workloads(plan, built, shared)
+    yield from network(plan)
+    yield from operation(plan, shared)
+
+
+def _state(plan: Plan) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata(plan, "gateway", suffix="state"),
+        "spec": {
+            "accessModes": Value("state.accessModes"),
+            "storageClassName": Value("state.storageClass"),
+            "resources": {"requests": {"storage": Value("state.size")}},
+        },
+    }
+
+
+def _manifests(documents: list[Document], settings: Settings, folder: str) -> Iterator[TextFile]:
+    values = defaults(settings)
+    written = {document.file: manifest(document, values) for document in documents}
+    for name, text in written.items():
+        if text is not None:
+            yield TextFile("a manifest", f"{folder}/manifests/{name}", text)
+    listed = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [name for name, text in written.items() if text is not None],
+    }
+    yield TextFile("all of them", f"{folder}/manifests/kustomization.yaml", yaml.safe_dump(listed, sort_keys=False))
+
+
+def _chart(plan: Plan, documents: list[Document], settings: Settings, folder: str) -> Iterator[TextFile]:
+    about = {
+        "apiVersion": "v2",
+        "name": name_of(plan),
+        "description": f"{plan.name}, served by Conch",
+        "type": "application",
+        "version": "0.1.0",
+        "appVersion": version("conch"),
+        "kubeVersion": ">=1.30.0-0",
+    }
+    root = f"{folder}/chart"
+    yield TextFile("the chart", f"{root}/Chart.yaml", yaml.safe_dump(about, sort_keys=False))
+    yield TextFile("its values", f"{root}/values.yaml", values_yaml(settings))
+    described = {"$schema": "http://json-schema.org/draft-07/schema#", **schema({**settings})}
+    described["properties"]["global"] = {"type": "object"}  # Helm's own
+    yield TextFile("their schema", f"{root}/values.schema.json", json.dumps(described, indent=2) + "\n")
+    for document in documents:
+        yield TextFile("a template", f"{root}/templates/{document.file}", template(document))
+
+
+def _check_gateway(plan: Plan) -> None:
+    gateway = plan.serving.gateway
+    unfit = {
+        "tls.certificate": (gateway.tls.certificate, "Let the Ingress or the Gateway before it do TLS."),
+        "access_log": (
+            gateway.access_log not in ("off", "stdout"),
+            "Take `stdout`: a pod's log is its standard output.",
+        ),
+        "database.url": (
+            (gateway.database.url or "").startswith("sqlite"),
+            "Leave it out (a file in the claim) or name a PostgreSQL.",
+        ),
+        "models": (
+            any(model.engine for model in gateway.models.values()),
+            "Only servers with `openai` can be named here: engines of other models have no volume.",
+        ),
+    }
+    for key, (found, fix) in unfit.items():
+        if found:
+            raise PlanError("it names a file that no pod has", where=f"serving.gateway.{key}", fix=fix)
+
+
+def _extras(plan: Plan) -> tuple[str, ...]:
+    """That the gateway's image needs beside its own libraries."""
+    gateway = plan.serving.gateway
+    postgres = ("postgres",) if (gateway.database.url or "").startswith("postgresql://") else ()
+    return (*postgres, *(("tracing",) if gateway.tracing.endpoint else ()))
+
+
+def _models(plan: Plan, built: Built) -> str:
+    """The folders at their own paths."""
+    mounts = built.mounts(plan)
+    contexts = " ".join(f"--build-context m{number}={path}" for number, path in enumerate(mounts))
+    copies = "".join(f"COPY --from=m{number} . {path}\n" for number, path in enumerate(mounts))
+    return f"# docker build {contexts} -f models.Dockerfile -t models .\nFROM scratch\n{copies}"
