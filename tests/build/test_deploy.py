@@ -15,7 +15,8 @@ import yaml
 from click.testing import CliRunner
 
 from conch_build.cli import build_commands
-from conch_build.deploy import Built, compose_files, slurm_files
+from conch_build.deploy import Built, slurm_files
+from conch_build.deploy import compose_files as composed
 from conch_build.errors import PlanError
 from conch_build.plan import Plan, parse_plan
 from conch_build.recipe import TextFile
@@ -29,6 +30,10 @@ def plan(backend: str = "tensorrt", engine: str = "", serving: str = "", target:
         f"{{name: My.Model, model: {{checkpoint: sample}}, target: {{gpu: h100, {target}}},"
         f" engine: {{backend: {backend}, {engine}}}, serving: {{{serving}}}}}"
     )
+
+
+def compose_files(plan: Plan, built: Built, folder: str, *, public: bool = False) -> tuple[TextFile, ...]:
+    return composed(plan, "name: of the plan", built, folder, public=public)
 
 
 def written(files: tuple[TextFile, ...], folder: Path) -> Path:
@@ -60,14 +65,41 @@ def test_triton_has_what_its_container_needs() -> None:
     assert {volume["read_only"] for volume in triton["volumes"]} == {True}
 
 
-def test_the_gateway_is_told_what_the_plan_says_of_it_and_the_rest_is_refused() -> None:
-    told = "gateway: {tool_format: hermes, unknown_parameters: warn}"
-    command = services_of(compose_files(plan(serving=told), BUILT, "/d"))["gateway"]["command"]
-    assert command[command.index("--tool-format") + 1] == "hermes"
-    assert "--lenient" in command
-    for name, value in (("queue", "{waiting: 5}"), ("tls", "{certificate: a.pem}"), ("access_log", "stdout")):
-        with pytest.raises(PlanError, match=f"serving.gateway.{name}: .* told on its command line"):
+def test_the_gateway_reads_the_plan_and_what_names_files_of_this_machine_is_refused() -> None:
+    asked = plan(serving="gateway: {queue: {waiting: 5}, database: {url: 'postgresql://conch@db/conch'}}")
+    files = compose_files(asked, BUILT, "/d")
+    gateway = services_of(files)["gateway"]
+    mounted = {volume["target"]: volume["source"] for volume in gateway["volumes"]}
+    assert mounted[gateway["command"][gateway["command"].index("--plan") + 1]] == "./conch.yaml"
+    assert text_of(files, "conch.yaml") == "name: of the plan"
+    assert gateway["environment"]["PGPASSWORD"] == "${PGPASSWORD:-}"
+    assert "psycopg" in text_of(files, "gateway.Dockerfile")
+    for name, value in (("tls", "{certificate: a.pem, key: b.pem}"), ("access_log", "a.log")):
+        with pytest.raises(PlanError, match=f"serving.gateway.{name}.*: it names a file that its container has not"):
             compose_files(plan(serving=f"gateway: {{{name}: {value}}}"), BUILT, "/d")
+    with pytest.raises(PlanError, match=r"serving\.replicas: a compose file starts one Triton"):
+        compose_files(plan(serving="replicas: 2"), BUILT, "/d")
+
+
+@pytest.mark.parametrize("backend", ["openvino", "tensorrt"])
+def test_prometheus_and_grafana_are_there_for_who_asks(backend: str, tmp_path: Path) -> None:
+    files = compose_files(plan(backend), BUILT, str(tmp_path))
+    folder = written(files, tmp_path)
+    services = services_of(files)
+    for name in ("prometheus", "grafana"):
+        assert services[name]["profiles"] == ["monitoring"]
+        assert {port["host_ip"] for port in services[name]["ports"]} == {"127.0.0.1"}
+        for volume in services[name]["volumes"]:
+            assert volume["type"] == "volume" or (folder / volume["source"]).is_file()
+    scraped = yaml.safe_load((folder / "prometheus.yml").read_text())
+    (target,) = scraped["scrape_configs"][0]["static_configs"][0]["targets"]
+    owner = services[target.partition(":")[0]]  # whose network the gateway listens in
+    assert services["gateway"].get("network_mode", "service:gateway") == f"service:{target.partition(':')[0]}"
+    assert owner
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        subprocess.run([promtool, "check", "rules", "alerts.yml"], cwd=folder, check=True, capture_output=True)
+        subprocess.run([promtool, "check", "config", "--syntax-only", "prometheus.yml"], cwd=folder, check=True)
 
 
 def test_all_listens_on_loopback_unless_asked() -> None:
@@ -179,7 +211,7 @@ def test_the_command_writes_into_a_folder_and_says_how_to_start(tmp_path: Path) 
     done = CliRunner().invoke(build_commands, ["deploy", "compose", str(path), *where])
     assert done.exit_code == 0, done.output
     result = json.loads(done.output)
-    assert result["files"] == [".env", "compose.yaml", "conch", "gateway.Dockerfile", "ready.py", "triton.Dockerfile"]
+    assert {".env", "compose.yaml", "conch", "conch.yaml", "gateway.Dockerfile", "ready.py"} <= set(result["files"])
     assert result["start"] == "docker compose up -d --build --wait"
     assert (out / ".env").stat().st_mode & 0o777 == 0o600
     alone = CliRunner().invoke(build_commands, ["deploy", "compose", str(path), "--engine", "/srv/e"])

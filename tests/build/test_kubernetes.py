@@ -231,7 +231,7 @@ def test_one_gateway_owns_its_database_and_several_share_one() -> None:
 )
 def test_what_names_files_that_no_pod_has_is_refused(gateway: str, where: str) -> None:
     text = f"{{name: m, model: {{checkpoint: sample}}, serving: {{gateway: {gateway}}}}}"
-    with pytest.raises(PlanError, match="it names a file that no pod has") as error:
+    with pytest.raises(PlanError, match="it names a file that its container has not") as error:
         kubernetes_files(parse_plan(text), text, BUILT, "/d")
     assert error.value.where.startswith(where)
 

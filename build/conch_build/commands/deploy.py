@@ -45,7 +45,7 @@ def compose(console: Console, plan: Path, public: bool, **where: Any) -> None:
     from conch_build.deploy import compose_files
 
     def make(loaded: Plan, built: Built, folder: str) -> tuple[TextFile, ...]:
-        return compose_files(loaded, built, folder, public=public)
+        return compose_files(loaded, plan.read_text(encoding="utf-8"), built, folder, public=public)
 
     _write(console, plan, make, start="docker compose up -d --build --wait", **where)
 

@@ -2,7 +2,7 @@
 
     artifacts.py   what is deployed, and where it lies
     kubernetes/    manifests and a Helm chart of a plan
-    compose.py     the compose file of a plan, of its services.py
+    compose.py     the compose file of a plan, of its services.py; watching.py: Prometheus and Grafana beside them
     images.py      what is built into its images
     ready.py       the health check in them, a program of its own
     nodes.py       Slurm's scripts of a plan

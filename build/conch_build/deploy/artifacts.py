@@ -66,3 +66,33 @@ def check_triton(plan: Plan, what: str) -> None:
             where="serving.triton.layout",
             fix="Take `ensemble` or `tokens`.",
         )
+
+
+def check_gateway(plan: Plan) -> None:
+    """Raises PlanError for files that the plan names and the gateway's container would not have."""
+    gateway = plan.serving.gateway
+    unfit = {
+        "tls.certificate": (gateway.tls.certificate, "Let a proxy before it do TLS."),
+        "access_log": (
+            gateway.access_log not in ("off", "stdout"),
+            "Take `stdout`: a container's log is its standard output.",
+        ),
+        "database.url": (
+            (gateway.database.url or "").startswith("sqlite"),
+            "Leave it out (a file in its volume) or name a PostgreSQL.",
+        ),
+        "models": (
+            any(model.engine for model in gateway.models.values()),
+            "Only servers with `openai` can be named here: engines of other models have no volume.",
+        ),
+    }
+    for key, (found, fix) in unfit.items():
+        if found:
+            raise PlanError("it names a file that its container has not", where=f"serving.gateway.{key}", fix=fix)
+
+
+def gateway_extras(plan: Plan) -> tuple[str, ...]:
+    """That the gateway's image needs beside its own libraries."""
+    gateway = plan.serving.gateway
+    postgres = ("postgres",) if (gateway.database.url or "").startswith("postgresql://") else ()
+    return (*postgres, *(("tracing",) if gateway.tracing.endpoint else ()))

@@ -14,6 +14,7 @@ KEY, BIND = "CONCH_ADMIN_KEY", "CONCH_BIND"
 
 STATE, _STATE = "gateway", "/var/lib/conch"
 """The volume of what outlives the gateway, its keys and its ledger among it, and where it lies inside."""
+_PLAN = "/etc/conch/conch.yaml"
 _BOUND = f"${{{BIND}:-127.0.0.1}}"
 _HTTP, _GRPC, _METRICS, _GATEWAY = 8000, 8001, 8002, 8080
 _ALWAYS = {"init": True, "restart": "unless-stopped", "stop_grace_period": "45s"}
@@ -64,7 +65,6 @@ def _triton_on_cpu(plan: Plan, built: Built) -> dict[str, Any]:
 
 
 def _gateway(plan: Plan, built: Built, triton: str) -> dict[str, Any]:
-    gateway = plan.serving.gateway
     health = f"http://127.0.0.1:{_GATEWAY}/health/ready"
     asks = f"import urllib.request; urllib.request.urlopen('{health}', timeout=5)"
     return {
@@ -74,15 +74,26 @@ def _gateway(plan: Plan, built: Built, triton: str) -> dict[str, Any]:
             *("--repository", _literal(str(built.repository))),
             *("--grpc-url", f"{triton}:{_GRPC}", "--metrics-url", f"http://{triton}:{_METRICS}/metrics"),
             *("--host", "0.0.0.0", "--port", str(_GATEWAY), "--published-on", _BOUND),
-            *("--tool-format", gateway.tool_format),
-            *(["--lenient"] if gateway.unknown_parameters == "warn" else []),
+            *("--plan", _PLAN),
         ],
-        "environment": {"CONCH_HOME": _STATE},
+        "environment": {"CONCH_HOME": _STATE, **{name: f"${{{name}:-}}" for name in _secrets(plan)}},
         "depends_on": {"triton": {"condition": "service_healthy"}},
         **_ALWAYS,
-        "volumes": [*_volumes(plan, built), {"type": "volume", "source": STATE, "target": _STATE}],
+        "volumes": [
+            *_volumes(plan, built),
+            {"type": "bind", "source": "./conch.yaml", "target": _PLAN, "read_only": True},
+            {"type": "volume", "source": STATE, "target": _STATE},
+        ],
         "healthcheck": {**_ready("1m"), "test": ["CMD", "python3", "-c", asks]},
     }
+
+
+def _secrets(plan: Plan) -> Iterator[str]:
+    """Variables that the gateway reads, from `.env`."""
+    gateway = plan.serving.gateway
+    if (gateway.database.url or "").startswith("postgresql://"):
+        yield "PGPASSWORD"
+    yield from {server.key_env: None for model in gateway.models.values() for server in model.servers if server.key_env}
 
 
 def _ready(start: str) -> dict[str, Any]:

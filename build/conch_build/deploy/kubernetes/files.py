@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from conch_build.deploy.artifacts import Built, check_triton, triton_image
+from conch_build.deploy.artifacts import Built, check_gateway, check_triton, gateway_extras, triton_image
 from conch_build.deploy.images import dockerfiles, ready_script, sources
 from conch_build.deploy.kubernetes.chart import Document, Value, manifest, template
 from conch_build.deploy.kubernetes.network import network
@@ -17,7 +17,6 @@ from conch_build.deploy.kubernetes.operation import operation
 from conch_build.deploy.kubernetes.parts import metadata, name_of
 from conch_build.deploy.kubernetes.values import Settings, defaults, schema, settings_of, values_yaml
 from conch_build.deploy.kubernetes.workloads import workloads
-from conch_build.errors import PlanError
 from conch_build.launch import arrangement_of, check_one_machine
 from conch_build.plan import Plan
 from conch_build.recipe import TextFile
@@ -30,7 +29,7 @@ def kubernetes_files(plan: Plan, text: str, built: Built, folder: str) -> tuple[
     """
     check_triton(plan, "`conch deploy k8s`")
     check_one_machine(arrangement_of(plan))
-    _check_gateway(plan)
+    check_gateway(plan)
     shared = (plan.serving.gateway.database.url or "").startswith("postgresql://")
     settings = settings_of(plan, shared)
     documents = list(_documents(plan, text, built, shared))
@@ -39,7 +38,7 @@ def kubernetes_files(plan: Plan, text: str, built: Built, folder: str) -> tuple[
         *_manifests(documents, settings, folder),
         *_chart(plan, documents, settings, folder),
         TextFile("the artifacts as an image", f"{folder}/models.Dockerfile", _models(plan, built)),
-        *dockerfiles(triton_image(plan) if gpus else None, folder, _extras(plan)),
+        *dockerfiles(triton_image(plan) if gpus else None, folder, gateway_extras(plan)),
         ready_script(folder),
         *sources(folder),
     )
@@ -101,35 +100,6 @@ def _chart(plan: Plan, documents: list[Document], settings: Settings, folder: st
     yield TextFile("their schema", f"{root}/values.schema.json", json.dumps(described, indent=2) + "\n")
     for document in documents:
         yield TextFile("a template", f"{root}/templates/{document.file}", template(document))
-
-
-def _check_gateway(plan: Plan) -> None:
-    gateway = plan.serving.gateway
-    unfit = {
-        "tls.certificate": (gateway.tls.certificate, "Let the Ingress or the Gateway before it do TLS."),
-        "access_log": (
-            gateway.access_log not in ("off", "stdout"),
-            "Take `stdout`: a pod's log is its standard output.",
-        ),
-        "database.url": (
-            (gateway.database.url or "").startswith("sqlite"),
-            "Leave it out (a file in the claim) or name a PostgreSQL.",
-        ),
-        "models": (
-            any(model.engine for model in gateway.models.values()),
-            "Only servers with `openai` can be named here: engines of other models have no volume.",
-        ),
-    }
-    for key, (found, fix) in unfit.items():
-        if found:
-            raise PlanError("it names a file that no pod has", where=f"serving.gateway.{key}", fix=fix)
-
-
-def _extras(plan: Plan) -> tuple[str, ...]:
-    """That the gateway's image needs beside its own libraries."""
-    gateway = plan.serving.gateway
-    postgres = ("postgres",) if (gateway.database.url or "").startswith("postgresql://") else ()
-    return (*postgres, *(("tracing",) if gateway.tracing.endpoint else ()))
 
 
 def _models(plan: Plan, built: Built) -> str:
