@@ -37,6 +37,7 @@ EXTRAS = {
         "jinja2",
     ),
     "postgres": ("psycopg",),
+    "redis": ("redis",),
     "tracing": ("opentelemetry",),
 }
 """Extra -> the modules that it brings."""

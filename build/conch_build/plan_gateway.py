@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from conch_build.plan_admission import Limits, Queue, Tls
 from conch_build.plan_batches import Batches
@@ -12,6 +12,7 @@ from conch_build.plan_experiments import Experiment
 from conch_build.plan_models import GatewayModel
 from conch_build.plan_operation import AccessLog, Tracing
 from conch_build.plan_parts import Part, Port
+from conch_build.plan_sharing import Cache, Redis
 
 
 class Database(Part):
@@ -40,6 +41,8 @@ class Gateway(Part):
     limits: Limits = Limits()
     tls: Tls = Tls()
     database: Database = Database()
+    redis: Redis = Redis()
+    cache: Cache = Cache()
     batches: Batches = Batches()
     access_log: AccessLog = "off"
     """A line of JSON a request: to `stdout`, or to a file, which may be rotated at any time."""
@@ -48,3 +51,9 @@ class Gateway(Part):
     """What is served beside the plan's own model, by the names that requests give."""
     experiments: dict[str, Experiment] = Field(default_factory=dict)
     """Names that requests may give as their model, and what answers them."""
+
+    @model_validator(mode="after")
+    def _cache_has_a_place(self) -> Gateway:
+        if self.cache.ttl is not None and self.redis.url is None:
+            raise ValueError("`cache` keeps answers in Redis: give `redis: {url: redis://HOST:PORT/0}` too")
+        return self

@@ -95,4 +95,5 @@ def gateway_extras(plan: Plan) -> tuple[str, ...]:
     """That the gateway's image needs beside its own libraries."""
     gateway = plan.serving.gateway
     postgres = ("postgres",) if (gateway.database.url or "").startswith("postgresql://") else ()
-    return (*postgres, *(("tracing",) if gateway.tracing.endpoint else ()))
+    redis = ("redis",) if gateway.redis.url else ()
+    return (*postgres, *redis, *(("tracing",) if gateway.tracing.endpoint else ()))

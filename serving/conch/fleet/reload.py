@@ -73,7 +73,9 @@ async def _reload(
             fix="Start `conch serve` again for that.",
         )
     seconds = fleet.plan.serving.gateway.limits.request_timeout
-    await roll(fleet, catalog.find(fleet.plan.name).upstream, built, seconds, say)
+    served = catalog.find(fleet.plan.name)
+    await roll(fleet, served.upstream, built, seconds, say)
+    served.changed()
     say(f"roll        done: {built.engine.label}")
 
 

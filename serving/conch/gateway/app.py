@@ -31,6 +31,9 @@ from conch.gateway.ledger.writing import Ledger
 from conch.gateway.routing.pool import PoolFigures
 from conch.gateway.served import Catalog, Served
 from conch.gateway.settings import GatewaySettings
+from conch.gateway.sharing.answers import Answers
+from conch.gateway.sharing.limits import SharedLimits
+from conch.gateway.sharing.store import Shared
 from conch.gateway.transport.lifecycle import Lifecycle
 from conch.gateway.transport.middleware import Admission, BodyLimit, Envelope
 from conch.gateway.watching.metrics import Metrics
@@ -50,14 +53,17 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     queues = Queues(settings.plan.queue, catalog, metrics.registry)
     lifecycle.on_drain(queues.clear)
     database = Database.at(settings.plan.database.url, settings.home)
-    limits = KeyLimits(metrics.registry)
+    shared = Shared(settings.plan.redis.url, metrics.registry) if settings.plan.redis.url else None
+    shared_limits = SharedLimits(shared) if shared else None
+    limits = KeyLimits(metrics.registry, shared_limits)
     authority = Authority(database, limits, guarded=settings.require_key)
     ledger = Ledger(database, settings.models, settings.price, metrics.registry)
     for served in catalog:
         served.servers.pool.on_change(functools.partial(ledger.resize, served.name))
     experiments = Experiments(settings.plan.experiments, database, catalog)
     observers = [*observability.first, authority, limits, queues, ledger, experiments, *observability.observers]
-    context = Context(settings, metrics, lifecycle, catalog, experiments, observers)
+    answers = Answers(settings.plan.cache, shared, lifecycle, metrics.registry)
+    context = Context(settings, metrics, lifecycle, catalog, experiments, answers, observers)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -72,6 +78,9 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
             experiments.running(),
             batching.running(),
         ):
+            if shared is not None and shared_limits is not None:
+                await stack.enter_async_context(shared.following())
+                await stack.enter_async_context(shared_limits.renewing())
             for served in catalog:
                 await stack.enter_async_context(served.servers.pool.watched())
             if settings.membership is not None:

@@ -14,6 +14,7 @@ from conch.gateway.exchange import Exchange, Observer
 from conch.gateway.protocol import Generation
 from conch.gateway.served import Catalog
 from conch.gateway.settings import GatewaySettings
+from conch.gateway.sharing.answers import Answers
 from conch.gateway.transport.lifecycle import Lifecycle
 from conch.gateway.watching.metrics import Metrics
 
@@ -27,6 +28,7 @@ class Context:
     lifecycle: Lifecycle
     catalog: Catalog
     experiments: Experiments
+    answers: Answers
     observers: Sequence[Observer]
     """In the order in which they let exchanges in."""
 

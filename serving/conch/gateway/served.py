@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ class Served:
         """Raises SetupError."""
         self.settings = settings
         self.metrics = metrics.of(settings.name)
+        self.edition = settings.tokenizer.parent.name if settings.tokenizer else ""
+        """Which weights answer, as far as this gateway knows."""
         self.relay: RelayUpstream | None = None
         """Instead of tokenizer and upstream, where the servers speak OpenAI themselves."""
         self._tokenizer: Tokenizer | None = None
@@ -55,6 +58,10 @@ class Served:
     @property
     def name(self) -> str:
         return self.settings.name
+
+    def changed(self) -> None:
+        """Its weights, or an adapter's, are others from now on."""
+        self.edition = f"{self.edition.partition('@')[0]}@{time.time_ns()}"
 
     def _unable(self, what: str) -> UnsupportedError:
         text = f"The model '{self.name}' has servers that speak OpenAI's API themselves: {what}"

@@ -43,7 +43,7 @@ def chosen(plan: Plan, component: str) -> dict[str, Any]:
 def asks_others(plan: Plan) -> bool:
     """Whether the gateway talks to more than its Triton: a database, a collector, other servers."""
     gateway = plan.serving.gateway
-    return bool(gateway.database.url or gateway.tracing.endpoint or gateway.models)
+    return bool(gateway.database.url or gateway.redis.url or gateway.tracing.endpoint or gateway.models)
 
 
 POD_SECURITY = {

@@ -17,7 +17,6 @@ from conch.gateway.endpoints.turn import Turn
 from conch.gateway.exchange import Exchange
 from conch.gateway.protocol import UNDONE_CHAT, ChatRequest
 from conch.gateway.relay import respond_relayed
-from conch.gateway.respond import respond_stream, respond_whole
 
 
 class ChatCompletions:
@@ -39,9 +38,9 @@ class ChatCompletions:
         exchange, body = context.begin(request, "chat.completions", body)
         if exchange.served.relay is not None:
             return await respond_relayed(exchange, context.lifecycle, exchange.served.relay, "/chat/completions")
-        if body.stream:
-            return await respond_stream(exchange, context.lifecycle, self._events(body, exchange))
-        return await respond_whole(exchange, context.lifecycle, self._whole(body, exchange))
+        return await context.answers.respond(
+            exchange, lambda: self._events(body, exchange), lambda: self._whole(body, exchange)
+        )
 
     async def _whole(self, body: ChatRequest, exchange: Exchange) -> dict[str, Any]:
         turn = await Turn.begin(body, exchange)

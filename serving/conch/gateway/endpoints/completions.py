@@ -19,7 +19,6 @@ from conch.gateway.prompts.guides import Guide, blamed, guide_of
 from conch.gateway.prompts.sampling import best_of, sampling_for
 from conch.gateway.protocol import UNDONE_COMPLETION, CompletionRequest
 from conch.gateway.relay import respond_relayed
-from conch.gateway.respond import respond_stream, respond_whole
 from conch.gateway.served import Served
 from conch.gateway.upstream import Answer, merged
 
@@ -61,9 +60,9 @@ class Completions:
         exchange, body = context.begin(request, "completions", body)
         if exchange.served.relay is not None:
             return await respond_relayed(exchange, context.lifecycle, exchange.served.relay, "/completions")
-        if body.stream:
-            return await respond_stream(exchange, context.lifecycle, self._events(body, exchange))
-        return await respond_whole(exchange, context.lifecycle, self._whole(body, exchange))
+        return await context.answers.respond(
+            exchange, lambda: self._events(body, exchange), lambda: self._whole(body, exchange)
+        )
 
     async def _begin(self, body: CompletionRequest, exchange: Exchange, guide: Guide | None) -> list[_Choice]:
         """All limits are checked before the first prompt starts. Raises ConchError."""

@@ -73,6 +73,7 @@ class Models:
         for served in self.context.catalog:
             if order.lora_name in served.settings.adapters:
                 await served.servers.adapters(command, served.settings.adapters[order.lora_name])
+                served.changed()
                 return order.lora_name, served
         raise _unknown(order.lora_name, "lora_name")
 

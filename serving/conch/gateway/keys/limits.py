@@ -1,7 +1,8 @@
-"""What a key may have a minute and at once, in this process. Knows nothing of how keys are kept.
+"""What a key may have a minute and at once: in this process, or in all gateways together where they share a Redis.
 
 A bucket holds a minute's worth and fills evenly. Tokens are charged as prompt and the longest answer when a request is
-let in, and settled when it has ended; one that is refused, by whomever, gets all of it back.
+let in, and settled when it has ended; one that is refused, by whomever, gets all of it back. Knows nothing of how keys
+are kept.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 from conch.gateway.errors import RateLimited
 from conch.gateway.exchange import Exchange, Observer
 from conch.gateway.keys.grants import Key
+from conch.gateway.sharing.limits import SharedLimits, Taken
 from conch_build.errors import CancelledError, DeadlineError
 
 _MINUTE = 60.0
@@ -47,10 +49,13 @@ class _Charge:
 
     key: Key
     tokens: int
+    shared: bool = False
+    """In the books of all gateways."""
 
 
 class KeyLimits(Observer):
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, shared: SharedLimits | None = None) -> None:
+        self._shared = shared
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
         self._running: dict[str, int] = {}
@@ -63,7 +68,7 @@ class KeyLimits(Observer):
     def begun(self, exchange: Exchange) -> None:
         """What would be refused is refused before its prompt is read. Raises RateLimited."""
         key = key_of(exchange.request)
-        if key is not None:
+        if key is not None and self._shared is None:  # what others gave back is known to them alone
             self._check(key, 0)
 
     async def admit(self, exchange: Exchange) -> None:
@@ -72,10 +77,17 @@ class KeyLimits(Observer):
         if key is None:
             return
         tokens = exchange.prompt_tokens + exchange.max_tokens
-        self._check(key, tokens)
+        taken = await self._shared.take(key, exchange.id, tokens) if self._shared and _is_limited(key) else None
+        if taken is None:
+            self._check(key, tokens)
+            self._give_back(key, requests=-1, tokens=-tokens)
+        else:
+            self._copy(key, taken)
+            if not taken.ok:
+                self._check(key, tokens, taken.running)
+                raise self._refusal(key, "requests", "Another gateway was faster", 1.0)
         self._running[key.grant.name] = self._running.get(key.grant.name, 0) + 1
-        self._charges[exchange] = _Charge(key, tokens)
-        self._give_back(key, requests=-1, tokens=-tokens)
+        self._charges[exchange] = _Charge(key, tokens, shared=taken is not None)
         self.tell(exchange.request, key)
 
     async def ended(self, exchange: Exchange) -> None:
@@ -84,10 +96,10 @@ class KeyLimits(Observer):
             return
         self._running[charge.key.grant.name] -= 1
         used = sum(answer.prompt_tokens + answer.completion_tokens for answer in exchange.answers)
-        if _was_refused(exchange):
-            self._give_back(charge.key, requests=1, tokens=charge.tokens)
-        else:
-            self._give_back(charge.key, requests=0, tokens=charge.tokens - used)
+        requests, tokens = (1, charge.tokens) if _was_refused(exchange) else (0, charge.tokens - used)
+        self._give_back(charge.key, requests=requests, tokens=tokens)
+        if charge.shared and self._shared is not None:
+            await self._shared.settle(charge.key, exchange.id, requests, tokens)
 
     def tell(self, request: Request, key: Key) -> None:
         """Put what is left beside the answer, in OpenAI's headers."""
@@ -99,10 +111,16 @@ class KeyLimits(Observer):
                 headers[f"x-ratelimit-reset-{kind}"] = written(bucket.seconds_until(bucket.limit))
         request.state.answer_headers = headers
 
-    def _check(self, key: Key, tokens: int) -> None:
-        """Raises RateLimited; takes nothing."""
+    def _copy(self, key: Key, taken: Taken) -> None:
+        """What is left for all is what is left here."""
+        for bucket, level in ((self._requests_of(key), taken.requests), (self._tokens_of(key), taken.tokens)):
+            if bucket is not None:
+                bucket.level = level
+
+    def _check(self, key: Key, tokens: int, running: int | None = None) -> None:
+        """Raises RateLimited; takes nothing. `running`: of the key, everywhere."""
         most = key.grant.parallel
-        if most is not None and self._running.get(key.grant.name, 0) >= most:
+        if most is not None and (self._running.get(key.grant.name, 0) if running is None else running) >= most:
             raise self._refusal(key, "parallel", f"Limit {most} at once", _PARALLEL_RETRY_SECONDS)
         wanted = (("requests", self._requests_of(key), 1), ("tokens", self._tokens_of(key), tokens))
         for kind, bucket, amount in wanted:
@@ -129,6 +147,11 @@ class KeyLimits(Observer):
 
     def _tokens_of(self, key: Key) -> Bucket | None:
         return _bucket(self._tokens, key.id, key.grant.tokens_per_minute)
+
+
+def _is_limited(key: Key) -> bool:
+    grant = key.grant
+    return any(limit is not None for limit in (grant.parallel, grant.requests_per_minute, grant.tokens_per_minute))
 
 
 def key_of(request: Request) -> Key | None:
