@@ -200,6 +200,14 @@ def test_what_is_no_json_or_no_text_is_refused(gateway: Gateway, raw: bytes) -> 
         assert response.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, identity"])
+def test_a_body_that_is_packed_is_refused_by_name(gateway: Gateway, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    response = gateway.http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert response.status_code == 415
+    assert f"content-encoding is {encoding}" in response.json()["error"]["message"]
+
+
 @pytest.mark.conforms("ADM-5")
 def test_a_giant_header_is_refused(gateway: Gateway) -> None:
     for headers in ({"x": "y" * 100_000}, {f"x-{number}": "y" for number in range(500)}):

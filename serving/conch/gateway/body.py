@@ -40,6 +40,9 @@ async def read_body(
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise MediaTypeError(f"content-type is {media_type or 'missing'}; it must be application/json")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise MediaTypeError(f"content-encoding is {encoding}; the body must be sent as it is")
     return parse_body(await request.body(), model, undone, lenient=lenient)
 
 

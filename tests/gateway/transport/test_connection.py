@@ -105,6 +105,23 @@ async def test_heads_over_the_limit_are_refused_whether_they_end_or_not(serve: S
         assert await peer.status_after(b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 200 + b"\r\n") == 431
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHOST: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nx: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+    ],
+)
+async def test_one_host_is_named_and_no_more(serve: Serve, head: bytes, status: int) -> None:
+    async with serve() as peer:
+        assert await peer.status_after(head) == status
+        reader, writer = await peer.say(b"GET / HTTP/1.0\r\n\r\n")
+        assert b" 200 " in await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
 async def test_who_still_writes_when_refused_gets_the_answer_and_an_end_and_no_reset(serve: Serve) -> None:
     async with serve(head_bytes=4096) as peer:
         for _ in range(10):

@@ -71,6 +71,9 @@ class Connection(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
         if size > self.limits.head_bytes or len(self.headers) > _MOST_HEADERS:
             return self._refuse_head()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            return self.send_400_response("")
         super().on_headers_complete()
         self._coming, self._body_bytes, self._body_since = "body", 0, self.loop.time()
         if not self.pipeline:
@@ -94,6 +97,9 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         _stop(self._write_timer)
         super().resume_writing()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nobody is told to install what would not help: there are no WebSockets here."""
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "This is no HTTP request that can be read.", "invalid_http")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -86,6 +87,7 @@ async def serve(settings: GatewaySettings, sock: socket.socket, on_ready: Callab
         timeout_graceful_shutdown=_FLUSH_SECONDS,
         ssl_context_factory=None if context is None else lambda config, default: context,
     )
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients do wrong would fill the log
     server = _Server(config)
     # What was loaded so far lives as long as the process: the collector need not walk it during streams.
     gc.collect()
