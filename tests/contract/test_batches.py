@@ -142,6 +142,18 @@ def test_a_file_with_bad_lines_fails_with_their_numbers_and_nothing_runs(sdk: op
 
 
 @pytest.mark.conforms("BATCH-2")
+def test_the_good_lines_of_a_file_that_has_failed_ask_no_engine(start: Start) -> None:
+    with start("batches: {running: 8}") as gateway:
+        sdk = client(gateway)
+        before = gateway.metric("vllm:prompt_tokens_total")
+        assert ended(sdk, created(sdk, [line("a"), line("b"), line("c", model="nope")]).id).status == "failed"
+        time.sleep(1.5)
+        assert gateway.metric("vllm:prompt_tokens_total") == before
+        assert ended(sdk, created(sdk, [line("a")]).id).status == "completed"
+        assert gateway.metric("vllm:prompt_tokens_total") > before
+
+
+@pytest.mark.conforms("BATCH-2")
 def test_a_file_with_too_many_lines_fails(start: Start) -> None:
     with start("batches: {lines: 3}") as gateway:
         sdk = client(gateway)

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from conch.gateway.batches.asking import Answered, Asker
 from conch.gateway.batches.file_store import File, FileStore
@@ -58,8 +58,8 @@ class BatchRun:
         self._fault: BaseException | None = None
 
     async def run(self) -> None:
-        if self.batch.status == "validating":
-            await self._validate()
+        if self.batch.status == "validating" and not await self._validate():
+            return
         if self.batch.ended or self.draining:
             return
         output, errors = (self.shop.files.path(name) for name in (self.batch.output_id, self.batch.error_id))
@@ -91,7 +91,8 @@ class BatchRun:
         """A line that fails by a fault of our own ends the run, which is begun again."""
         self._fault = self._fault or task.exception()
 
-    async def _validate(self) -> None:
+    async def _validate(self) -> bool:
+        """Whether its lines are to be run."""
         shop, batch = self.shop, self.batch
         checker = Checker(batch.endpoint, shop.line_bytes, shop.check_model, lenient=shop.lenient)
         checked = checker.checked
@@ -106,7 +107,7 @@ class BatchRun:
         except FileNotFoundError:
             return await self._fail(checked, "file_missing", "The bytes of the input file are gone.")
         if self.draining:
-            return
+            return False
         if not self.cancelled and not checked.total:
             return await self._fail(checked, "empty_file", "The file has no requests.")
         if not self.cancelled and checked.findings:
@@ -114,8 +115,9 @@ class BatchRun:
         model = next(iter(checked.models)) if len(checked.models) == 1 else None
         self.batch = await shop.store.begin(batch, checked.total, model)
         self.cancelled = self.batch.status == "cancelling"
+        return True
 
-    async def _fail(self, checked: Checked, code: str | None = None, text: str = "") -> None:
+    async def _fail(self, checked: Checked, code: str | None = None, text: str = "") -> Literal[False]:
         """Nothing of it is run any more."""
         if code is not None:
             checked.found(code, text)
@@ -127,6 +129,7 @@ class BatchRun:
                 "param": None,
             }
         await self.shop.store.end(self.batch, "failed", Counts(), errors=checked.findings, total=checked.total or None)
+        return False
 
     async def _answer(self, journal: Journal) -> None:
         """Run what has no answer yet, until no line is left or the batch does not go on."""
