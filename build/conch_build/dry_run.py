@@ -100,7 +100,7 @@ def _served(plan: Plan, out: Path, info: ModelInfo, draft: ModelInfo | None) -> 
     arrangement = arrangement_of(plan)
     image = container_of(plan)
     if arrangement.nodes > 1:
-        yield f"served in {image} on {arrangement.nodes} nodes by the scripts of `conch deploy slurm`"
+        yield f"served in {image} on {arrangement.nodes} nodes by the files of `conch deploy k8s` or `slurm`"
         return
     flags = flags_of(plan, str(out / "repository"), "KEY")
     yield f"served in {image} by `conch serve`, which starts:\n\n{start_command(flags, arrangement).script()}"

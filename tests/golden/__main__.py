@@ -1,11 +1,13 @@
-"""`python -m tests.golden` writes every expected dry run anew; read the difference before you keep it."""
+"""`python -m tests.golden` writes every expected dry run and manifest anew; read the difference before you keep it."""
 
 from __future__ import annotations
 
 from tests.golden.cases import file_of, names, rendered
+from tests.golden.deployed import PLANS, manifests, manifests_file
 
-for name in names():
-    path = file_of(*name)
+kept = [(file_of(*name), rendered(*name)) for name in names()]
+kept += [(manifests_file(name), manifests(name)) for name in PLANS]
+for path, text in kept:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(rendered(*name), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     print(path)

@@ -17,10 +17,12 @@ _PYTHON_IMAGE = "python:3.12-slim"
 _HOME = "/opt/conch"
 
 
-def dockerfiles(image: str | None, folder: str, extras: tuple[str, ...] = ()) -> tuple[TextFile, TextFile]:
+def dockerfiles(
+    image: str | None, folder: str, extras: tuple[str, ...] = (), packages: tuple[str, ...] = ()
+) -> tuple[TextFile, TextFile]:
     """Of Triton, on NVIDIA's `image` or, with None, as the Python package for CPUs; and of the gateway.
 
-    `extras`: what the gateway needs beside its own libraries.
+    `extras`: what the gateway needs beside its own libraries; `packages`: what Triton needs of the distribution.
     """
     # A .pth file is read by every Python of the image, also by the one inside Triton's python backend.
     installed = f"""COPY {SOURCES} {_HOME}
@@ -29,6 +31,8 @@ RUN echo {_HOME} > "$(python3 -c 'import sysconfig; print(sysconfig.get_paths()[
  && python3 -c 'import conch_build.manifest'
 """
     triton = f"FROM {image}\n" if image else _with_libraries("cpu")
+    if packages:
+        triton += f"RUN apt-get update && apt-get install -y --no-install-recommends {' '.join(packages)}\n"
     return (
         TextFile("Triton with Conch's python models", f"{folder}/triton.Dockerfile", triton + installed),
         TextFile("the gateway", f"{folder}/gateway.Dockerfile", _with_libraries("gateway", *extras) + installed),

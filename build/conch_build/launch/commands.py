@@ -50,7 +50,7 @@ def check_one_machine(arrangement: Arrangement) -> None:
         raise PlanError(
             f"the engine needs {arrangement.nodes} nodes, which one command on one machine does not start",
             where="engine.parallel",
-            fix="`conch deploy slurm` writes the scripts for them.",
+            fix="`conch deploy k8s` and `conch deploy slurm` write what starts them.",
         )
 
 

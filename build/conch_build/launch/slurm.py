@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from conch_build.errors import PlanError
 from conch_build.launch.arrangement import Arrangement
-from conch_build.launch.commands import LLMAPI_LAUNCH
+from conch_build.launch.ranks import rank_script
 from conch_build.launch.server import ServerFlags
 from conch_build.recipe import Command, Recipe, TextFile
 
@@ -28,20 +28,11 @@ def slurm_recipe(
     rank, job = f"{folder}/rank.sh", f"{folder}/job.sh"
     return Recipe(
         (
-            TextFile("what each MPI rank runs", rank, _rank_script(flags, arrangement)),
+            TextFile("what each MPI rank runs", rank, rank_script(flags, arrangement, _RANK)),
             TextFile("the job", job, _job_script(arrangement, rank, image, (folder, *mounts))),
             Command("submit it", ("sbatch", job)),
         )
     )
-
-
-def _rank_script(flags: ServerFlags, arrangement: Arrangement) -> str:
-    prefix = f"prefix{_RANK}_"
-    leader = _shell(flags.argv(prefix))
-    if arrangement.mode == "llmapi":  # its launcher turns every other rank into a worker
-        return f"#!/bin/sh\nexec {LLMAPI_LAUNCH} {leader}\n"
-    behind = _shell(flags.argv(prefix, arrangement.loads))
-    return f'#!/bin/sh\nif [ "{_RANK}" = 0 ]; then\n  exec {leader}\nfi\nexec {behind}\n'
 
 
 def _job_script(arrangement: Arrangement, rank: str, image: str | None, mounts: Iterable[str]) -> str:
@@ -65,9 +56,3 @@ def _mountable(paths: Iterable[str]) -> Iterator[str]:
         if set(path) & set(":,"):
             raise PlanError("cannot be mounted by Slurm: it has a colon or a comma in its path", where=path)
         yield path
-
-
-def _shell(argv: tuple[str, ...]) -> str:
-    """The words for a shell; the rank's number is the one thing that the shell fills in."""
-    words = (f'"{word}"' if _RANK in word else shlex.quote(word) for word in argv)
-    return " \\\n    ".join(words)

@@ -2,7 +2,8 @@
 
 values.py      what a chart's user may set, with defaults and a schema
 parts.py       what documents share: names, labels, security, volumes
-workloads.py   the pods: Triton, the gateway, or both in one
+workloads.py   the gateway's pods, on CPUs with Triton in them
+engines.py     Triton's on GPUs
 network.py     services, who may talk to whom, the Inference Gateway's pool
 operation.py   disruptions, autoscaling, Prometheus and Grafana
 chart.py       the documents as manifests and as templates

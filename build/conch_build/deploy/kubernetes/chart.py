@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +12,25 @@ import yaml
 
 @dataclass(frozen=True)
 class Value:
-    """A leaf that the chart's user may set: `.Values.<path>`. With `name`: a mapping that gets that `name` as well."""
+    """A leaf that the chart's user may set: `.Values.<path>`. With `name`: a mapping that gets that `name` as well.
+
+    `unless`: switches; where one is on, the leaf is left to others.
+    """
 
     path: str
     name: str | None = None
+    unless: tuple[str, ...] = ()
 
     def expression(self) -> str:
         value = f".Values.{self.path}"
+        if self.unless:
+            switches = " ".join(f".Values.{switch}" for switch in self.unless)
+            return f"toJson (ternary nil {value} (or {switches}))"
         return f'toJson (merge (dict "name" "{self.name}") {value})' if self.name else f"toJson {value}"
 
     def default(self, values: Mapping[str, Any]) -> Any:
+        if any(at(values, switch) for switch in self.unless):
+            return None
         found = at(values, self.path)
         return {"name": self.name, **found} if self.name else found
 
@@ -52,8 +60,8 @@ def manifest(document: Document, values: Mapping[str, Any]) -> str | None:
 def template(document: Document) -> str:
     """With Helm's expressions: JSON is YAML, so that one way to write a value fits texts, numbers and mappings."""
     marked = _yaml(_replaced(document.body, lambda value: f"@@{value.expression()}@@"))
-    # What looks like an expression in the texts themselves (alerts have some) is passed through as it is.
-    literal = re.sub(r"\{\{.*?\}\}", lambda found: _braced(json.dumps(found[0])), marked)
+    # What begins an expression in the texts themselves (alerts have some) is passed through as it is.
+    literal = marked.replace("{{", _braced('"{{"'))
     text = re.sub(r"(?:'@@(.*?)@@'|@@(.*?)@@)", lambda found: _braced(_plain(found[1] or found[2])), literal)
     return text if document.when is None else f"{{{{- if .Values.{document.when} }}}}\n{text}{{{{- end }}}}\n"
 

@@ -14,10 +14,10 @@ from conch_build.deploy.images import dockerfiles, ready_script, sources
 from conch_build.deploy.kubernetes.chart import Document, Value, manifest, template
 from conch_build.deploy.kubernetes.network import network
 from conch_build.deploy.kubernetes.operation import operation
-from conch_build.deploy.kubernetes.parts import metadata, name_of
+from conch_build.deploy.kubernetes.parts import USER, metadata, name_of
 from conch_build.deploy.kubernetes.values import Settings, defaults, schema, settings_of, values_yaml
 from conch_build.deploy.kubernetes.workloads import workloads
-from conch_build.launch import arrangement_of, check_one_machine
+from conch_build.launch import arrangement_of
 from conch_build.plan import Plan
 from conch_build.recipe import TextFile
 
@@ -25,20 +25,20 @@ from conch_build.recipe import TextFile
 def kubernetes_files(plan: Plan, text: str, built: Built, folder: str) -> tuple[TextFile, ...]:
     """`manifests/`, `chart/` and the Dockerfiles in `folder`. `text`: the plan's own, which the gateways read.
 
-    Raises PlanError for a plan that needs several nodes, or no Triton, or files that no pod would have.
+    Raises PlanError for a plan that needs no Triton, or files that no pod would have.
     """
     check_triton(plan, "`conch deploy k8s`")
-    check_one_machine(arrangement_of(plan))
     check_gateway(plan)
     shared = (plan.serving.gateway.database.url or "").startswith("postgresql://")
     settings = settings_of(plan, shared)
     documents = list(_documents(plan, text, built, shared))
     gpus = plan.engine.backend != "openvino"
+    packages = ("openssh-server",) if arrangement_of(plan).nodes > 1 else ()
     return (
         *_manifests(documents, settings, folder),
         *_chart(plan, documents, settings, folder),
         TextFile("the artifacts as an image", f"{folder}/models.Dockerfile", _models(plan, built)),
-        *dockerfiles(triton_image(plan) if gpus else None, folder, gateway_extras(plan)),
+        *dockerfiles(triton_image(plan) if gpus else None, folder, gateway_extras(plan), packages),
         ready_script(folder),
         *sources(folder),
     )
@@ -103,8 +103,8 @@ def _chart(plan: Plan, documents: list[Document], settings: Settings, folder: st
 
 
 def _models(plan: Plan, built: Built) -> str:
-    """The folders at their own paths."""
+    """The folders at their own paths, for the pods' user."""
     mounts = built.mounts(plan)
     contexts = " ".join(f"--build-context m{number}={path}" for number, path in enumerate(mounts))
-    copies = "".join(f"COPY --from=m{number} . {path}\n" for number, path in enumerate(mounts))
+    copies = "".join(f"COPY --from=m{number} --chown={USER}:{USER} . {path}\n" for number, path in enumerate(mounts))
     return f"# docker build {contexts} -f models.Dockerfile -t models .\nFROM scratch\n{copies}"

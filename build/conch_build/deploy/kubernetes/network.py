@@ -11,13 +11,18 @@ from conch_build.deploy.kubernetes.parts import (
     GRPC,
     HTTP,
     METRICS,
+    WORKER,
     asks_others,
     chosen,
     labels,
     metadata,
     name_of,
 )
+from conch_build.launch import arrangement_of
 from conch_build.plan import Plan
+
+_NAMES = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+"""Look-ups."""
 
 
 def network(plan: Plan) -> Iterator[Document]:
@@ -28,6 +33,8 @@ def network(plan: Plan) -> Iterator[Document]:
     yield Document("network-policy.yaml", _around_the_gateway(plan), when="networkPolicy.enabled")
     if gpus:
         yield Document("triton-network-policy.yaml", _around_triton(plan), when="networkPolicy.enabled")
+        if arrangement_of(plan).nodes > 1:
+            yield Document("nodes-network-policy.yaml", _among_nodes(plan), when="networkPolicy.enabled")
     yield Document("inference-pool.yaml", _pool(plan), when="inferencePool.enabled")
 
 
@@ -59,7 +66,7 @@ def _headless(plan: Plan) -> dict[str, Any]:
 
 def _around_the_gateway(plan: Plan) -> dict[str, Any]:
     """`networkPolicy.from`: who may ask; everybody by default. Out: DNS, Triton, and what the plan names."""
-    out: list[Any] = [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}]
+    out: list[Any] = [_NAMES]
     if asks_others(plan):
         out.append({"to": Value("networkPolicy.to")})
     if plan.engine.backend != "openvino":
@@ -90,6 +97,23 @@ def _around_triton(plan: Plan) -> dict[str, Any]:
                 {"from": [{"podSelector": chosen(plan, "gateway")}], "ports": [_tcp(GRPC), _tcp(METRICS), _tcp(HTTP)]}
             ],
             "egress": [],
+        },
+    }
+
+
+def _among_nodes(plan: Plan) -> dict[str, Any]:
+    """Ranks of one engine talk over ports of MPI's and NCCL's choice; what `_around_triton` allows comes on top."""
+    among = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["triton", WORKER]}
+    pods = {"matchLabels": {"app.kubernetes.io/name": name_of(plan)}, "matchExpressions": [among]}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(plan, "triton", suffix="nodes"),
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [{"podSelector": pods}]}],
+            "egress": [_NAMES, {"to": [{"podSelector": pods}]}],
         },
     }
 

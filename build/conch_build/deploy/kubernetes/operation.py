@@ -10,6 +10,7 @@ import yaml
 
 from conch_build.deploy.kubernetes.chart import Document, Value
 from conch_build.deploy.kubernetes.parts import chosen, metadata
+from conch_build.launch import arrangement_of
 from conch_build.monitoring import monitoring
 from conch_build.plan import Plan
 
@@ -40,6 +41,9 @@ def _scaled(plan: Plan) -> dict[str, Any]:
     """What holds the engines."""
     if plan.engine.backend == "openvino":
         return {"apiVersion": "apps/v1", "kind": "Deployment", "name": metadata(plan, "gateway")["name"]}
+    if arrangement_of(plan).nodes > 1:
+        name = metadata(plan, "triton", suffix="nodes")["name"]
+        return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": name}
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": metadata(plan, "triton")["name"]}
 
 

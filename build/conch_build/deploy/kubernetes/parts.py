@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,12 @@ from conch_build.plan import Plan
 HTTP, GRPC, METRICS, GATEWAY = 8000, 8001, 8002, 8080
 STATE = "/var/lib/conch"
 PLAN = "/etc/conch/conch.yaml"
-_USER = 1000
+WORKER = "triton-worker"
+"""Component of the pods behind the first of an engine that spans several."""
+LEAVING_SECONDS = 5
+"""Until every proxy knows that a pod is ending and sends it nothing new."""
+_READY = ["python3", "/opt/conch/ready.py", f"http://127.0.0.1:{HTTP}"]
+USER = 1000
 
 
 def name_of(plan: Plan) -> str:
@@ -48,9 +54,9 @@ def asks_others(plan: Plan) -> bool:
 
 POD_SECURITY = {
     "runAsNonRoot": True,
-    "runAsUser": _USER,
-    "runAsGroup": _USER,
-    "fsGroup": _USER,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 CONTAINER_SECURITY = {
@@ -73,11 +79,29 @@ def pod(plan: Plan, component: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def probe(command: list[str], period: int, failures: int, timeout: int = 30) -> dict[str, Any]:
+def drain_seconds(plan: Plan) -> int:
+    return math.ceil(plan.serving.gateway.limits.drain_timeout)
+
+
+def after(seconds: int) -> dict[str, Any]:
+    """The signal to end comes so much later."""
+    return {"preStop": {"exec": {"command": ["sleep", str(seconds)]}}}
+
+
+def lively(hours: float) -> dict[str, Any]:
+    """By use: a token is generated. A busy engine may take its time, a dead one is replaced after three minutes."""
     return {
-        "exec": {"command": command},
+        "startupProbe": _generates(10, round(hours * 360)),
+        "readinessProbe": _generates(10, 2),
+        "livenessProbe": _generates(30, 6),
+    }
+
+
+def _generates(period: int, failures: int) -> dict[str, Any]:
+    return {
+        "exec": {"command": _READY},
         "periodSeconds": period,
-        "timeoutSeconds": timeout,
+        "timeoutSeconds": 30,
         "failureThreshold": failures,
     }
 
@@ -99,5 +123,21 @@ def model_mounts(plan: Plan, built: Built) -> list[dict[str, Any]]:
     ]
 
 
+def replicas(component: str, *, scaled: bool) -> Value:
+    """`scaled`: by an autoscaler, if that is switched on; the number is its own then."""
+    return Value(f"{component}.replicas", unless=("autoscaling.enabled", "keda.enabled") if scaled else ())
+
+
 def model_volume() -> Value:
     return Value("models.volume", name="models")
+
+
+def scratch(shared_memory: str) -> list[dict[str, Any]]:
+    return [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}},
+    ]
+
+
+def scratch_mounts() -> list[dict[str, Any]]:
+    return [{"name": "scratch", "mountPath": "/tmp"}, {"name": "shared-memory", "mountPath": "/dev/shm"}]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conch_build.deploy.kubernetes.parts import asks_others, name_of
+from conch_build.gpu.cards import gpu_of
 from conch_build.launch import arrangement_of
 from conch_build.plan import Plan
 
@@ -22,6 +23,8 @@ _RESOURCES = {
     "additionalProperties": False,
 }
 _ANYWHERE = [{"ipBlock": {"cidr": "0.0.0.0/0"}}]
+_SELECTOR = "labels of NVIDIA's GPU feature discovery; `nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3` is one too"
+_PINNED = "; a static CPU manager pins it where limits are requests, whole CPUs and memory, of the gateway too"
 _GIB = 1 << 30
 
 
@@ -40,8 +43,8 @@ def settings_of(plan: Plan, shared: bool) -> Settings:
     name, gpus = name_of(plan), plan.engine.backend != "openvino"
     many = _COUNT if shared else {"type": "integer", "const": 1}
     engines: Settings = {
-        "resources": Setting(_engine_resources(plan), _RESOURCES, "of each Triton"),
-        "nodeSelector": Setting({}, _MAPPING, "as `nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3`"),
+        "resources": Setting(_engine_resources(plan), _RESOURCES, "of each Triton" + ("" if gpus else _PINNED)),
+        "nodeSelector": Setting(_fitting(plan), _MAPPING, _SELECTOR if gpus else ""),
         "tolerations": Setting([], _LIST, ""),
     }
     gateway: Settings = {
@@ -60,6 +63,8 @@ def settings_of(plan: Plan, shared: bool) -> Settings:
             "replicas": Setting(plan.serving.replicas, _COUNT, "Tritons"),
             "adminSecret": Setting(f"{name}-admin", _TEXT, "its `key` opens Triton's administration"),
         }
+        if arrangement_of(plan).nodes > 1:
+            engines["sshSecret"] = Setting(f"{name}-ssh", _TEXT, "`key` and `key.pub`, made by ssh-keygen -t ed25519")
         gateway |= {"nodeSelector": Setting({}, _MAPPING, ""), "tolerations": Setting([], _LIST, "")}
     elif shared:
         gateway["replicas"] = Setting(plan.serving.replicas, many, "pods, each with an engine and a gateway")
@@ -73,8 +78,8 @@ def settings_of(plan: Plan, shared: bool) -> Settings:
         "models": {
             "volume": Setting(
                 {"persistentVolumeClaim": {"claimName": "conch-models", "readOnly": True}},
-                {"type": "object", "minProperties": 1},
-                "what holds the artifacts: a claim, or `image: {reference: ...}` of models.Dockerfile",
+                {"type": "object", "minProperties": 1, "maxProperties": 1},
+                "what user 1000 may read: a claim, or `persistentVolumeClaim: null, image: {reference: ...}`",
             )
         },
         "triton": engines,
@@ -121,9 +126,18 @@ def settings_of(plan: Plan, shared: bool) -> Settings:
     return found
 
 
+def _fitting(plan: Plan) -> dict[str, str]:
+    """Nodes by what an engine is compiled for: the compute capability."""
+    if plan.engine.backend == "openvino":
+        return {}
+    major, minor = divmod(gpu_of(plan).sm, 10)
+    return {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
+
+
 def _engine_resources(plan: Plan) -> dict[str, Any]:
     if plan.engine.backend != "openvino":
-        count = str(arrangement_of(plan).gpus)
+        arrangement = arrangement_of(plan)
+        count = str(arrangement.gpus // arrangement.nodes)
         return {"limits": {"nvidia.com/gpu": count}, "requests": {"cpu": "8", "memory": "64Gi"}}
     cpus = "4" if plan.engine.threads == "auto" else str(plan.engine.threads)
     memory = f"{2 + -(-plan.engine.kv_cache.size // _GIB)}Gi"  # beside the cache: weights, and Triton itself
@@ -135,11 +149,11 @@ def defaults(settings: Settings) -> dict[str, Any]:
 
 
 def schema(settings: Settings) -> dict[str, Any]:
-    """A JSON Schema: what is not there may not be set."""
+    """A JSON Schema: what is not there may not be set. Helm takes a value of null for none."""
     found: dict[str, Any] = {
         "type": "object",
         "additionalProperties": False,
-        "required": list(settings),
+        "required": [key for key, item in settings.items() if not (isinstance(item, Setting) and item.default is None)],
         "properties": {},
     }
     for key, item in settings.items():
