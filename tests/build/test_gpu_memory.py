@@ -18,12 +18,12 @@ from conch_build.gpu.sizing import (
     latent_kv_bytes_per_token,
     logits_bytes,
     nccl_bytes,
-    requests_held,
 )
 from conch_build.gpu.storage import STORAGE, storage_of, stored_format
 from conch_build.gpu.weights import Split, adapter_bytes, kv_heads_per_gpu, stage_layers, weight_bytes
 from conch_build.model_info import Latent, ModelInfo
 from conch_build.plan import Plan, parse_plan
+from conch_build.size.cache import cache_of, pages_of
 from tests.build.configs import Name, described
 
 GIB = 1 << 30
@@ -111,9 +111,30 @@ def test_a_pool_holds_whole_blocks_and_no_more_than_its_bytes(pool: int, a_token
     assert pool < (tokens + block) * a_token * (1 + 1e-9)
 
 
-@given(tokens=st.integers(0, 10**7), length=st.integers(1, 10**5), block=st.sampled_from([16, 32, 64]))
-def test_requests_held_never_overfill_the_pool(tokens: int, length: int, block: int) -> None:
-    assert requests_held(tokens, length, block) * length <= tokens
+@given(
+    name=st.sampled_from(["llama-3-8b", "mixtral-8x7b", "smollm2-135m"]),
+    length=st.integers(64, 8192),
+    window=st.sampled_from([0, 128, 1000]),
+    every=st.integers(1, 3),
+    kind=st.sampled_from(["tensorrt", "pytorch"]),
+)
+def test_as_many_requests_fit_as_their_pages_do_with_windows_and_without(
+    name: Name, length: int, window: int, every: int, kind: str
+) -> None:
+    info = described(name)
+    info = dataclasses.replace(info, windows=tuple(window * (n % every == 0) for n in range(info.num_layers)))
+    plan = plan_of(backend=kind, max_seq_len=length)
+    memory = gpu_memory(plan, info, 400 * GIB)
+    cache = cache_of(info, "bf16", plan.engine.kv_cache.tokens_per_block)
+    assert memory.requests == cache.requests_in(memory.kv_cache_bytes, length, pages_of(plan, info))
+    wanted = gpu_memory(plan_of(backend=kind, max_seq_len=length, kv_cache={"concurrency": 7}), info, 400 * GIB)
+    assert wanted.kv_wanted_bytes == 7 * wanted.request_bytes and wanted.requests == 7
+
+
+def test_a_window_that_the_engine_makes_use_of_leaves_room_for_more_requests() -> None:
+    info = dataclasses.replace(described("llama-3-8b"), windows=(1024,) * 32)
+    engine, llm_api = (gpu_memory(plan_of(backend=kind), info, H100) for kind in ("tensorrt", "pytorch"))
+    assert engine.request_bytes == llm_api.request_bytes // 8 == 1024 * 131_072
 
 
 # Weights

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +24,11 @@ from conch_build.plan import Plan, parse_plan
 from conch_build.preflight import check
 from conch_build.preflight.registry import find
 from conch_build.quality import Figures, Work
-from conch_build.quality.gate import Side, baseline_plan
-from conch_build.stages import Say
+from conch_build.quality.gate import Side, baseline_plan, evaluator_code
+from conch_build.stages import Say, sources
 from conch_build.store import Store
 from tests.build.exports import info_of
+from tests.conftest import ROOT
 
 for library in ("torch", "modelopt", "openvino"):
     pytest.importorskip(library)
@@ -224,3 +229,21 @@ def test_the_commands_tell_of_the_gate(tiny_llama: Path, tmp_path: Path, monkeyp
     assert kinds.count("quality") == 1 and "repository" not in kinds
     verified = runner.invoke(main, ["artifacts", "verify"])
     assert verified.exit_code == 0
+
+
+def test_figures_are_of_the_code_that_measured_them(tmp_path: Path) -> None:
+    for name in ("evaluation", "engine"):
+        shutil.copytree(ROOT / "serving" / "conch" / name, tmp_path / "conch" / name)
+    (tmp_path / "conch" / "__init__.py").touch()
+
+    def key() -> str:
+        program = "from conch_build.quality.gate import evaluator_code; print(evaluator_code())"
+        paths = os.pathsep.join(map(str, (tmp_path, ROOT / "build")))
+        run = [sys.executable, "-c", program]
+        return subprocess.check_output(run, env={**os.environ, "PYTHONPATH": paths}, text=True)
+
+    before = key()
+    assert before == f"{evaluator_code()}\n" != f"{sources()}\n"
+    with (tmp_path / "conch" / "evaluation" / "engine.py").open("a") as file:
+        file.write("# another way to ask\n")
+    assert key() != before

@@ -78,6 +78,16 @@ def test_the_kv_cache_has_the_size_that_the_plan_says(cache: dict[str, Any], exp
     assert {name: sized[name] for name in names if name in sized} == expected
 
 
+def test_a_cache_for_so_many_requests_is_that_of_their_windows() -> None:
+    def tokens(windows: tuple[int, ...]) -> int:
+        info = replace(LLAMA_8B, model_type="mistral", sliding_window=1024, windows=windows)
+        plan = plan_for("tensorrt", max_seq_len=4096, kv_cache={"concurrency": 3})
+        return int(values(tables.ENGINE, deployed(plan, info))["max_tokens_in_paged_kv_cache"])
+
+    assert (tokens((1024,) * 32), tokens((0,) * 32)) == (3 * 1024, 3 * 4096)
+    assert tokens((1024, 0) * 16) == 3 * (1024 + 4096) // 2
+
+
 def test_gpus_that_share_a_model_hold_more_tokens_each() -> None:
     one = engine(kv_cache={"size": "1GiB"})["max_tokens_in_paged_kv_cache"]
     four = engine(kv_cache={"size": "1GiB"}, parallel={"tensor": 2, "pipeline": 2})["max_tokens_in_paged_kv_cache"]

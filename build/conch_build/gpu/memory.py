@@ -21,13 +21,12 @@ from conch_build.gpu.sizing import (
     latent_kv_bytes_per_token,
     logits_bytes,
     nccl_bytes,
-    requests_held,
 )
 from conch_build.gpu.storage import STORAGE, Storage, storage_of, stored_format
 from conch_build.gpu.weights import Split, adapter_bytes, kv_heads_per_gpu, stage_layers, weight_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
-from conch_build.sizing import blocks_for
+from conch_build.size.cache import cache_of, pages_of, short_dtype
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,8 @@ class GpuMemory:
     tokens_per_block: int
     request_tokens: int
     """Of the longest request."""
+    request_bytes: int
+    """Its pages, in every model; behind a window only where the engine keeps them."""
 
     @property
     def used_bytes(self) -> int:
@@ -63,7 +64,7 @@ class GpuMemory:
     @property
     def requests(self) -> int:
         """Requests of the longest length at once."""
-        return requests_held(self.kv_tokens, self.request_tokens, self.tokens_per_block)
+        return self.kv_cache_bytes // self.request_bytes
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -97,6 +98,7 @@ def gpu_memory(plan: Plan, info: ModelInfo, total_bytes: int, draft: ModelInfo |
     a_token = kv_bytes_a_token(plan, info, split)
     if draft is not None:
         a_token += kv_bytes_a_token(plan, draft, split)
+    a_request = kv_bytes_a_request(plan, info, split) + (kv_bytes_a_request(plan, draft, split) if draft else 0)
     cache = engine.kv_cache
     fraction = cache.free_memory_fraction or DEFAULT_FRACTION
     return GpuMemory(
@@ -105,9 +107,10 @@ def gpu_memory(plan: Plan, info: ModelInfo, total_bytes: int, draft: ModelInfo |
         kv_dtype=gpu_kv_dtype(plan, info),
         kv_bytes_per_token=a_token,
         kv_limit_bytes=int(fraction * (total_bytes - sum(parts.values()))),
-        kv_wanted_bytes=_wanted(plan, a_token),
+        kv_wanted_bytes=_wanted(plan, a_request),
         tokens_per_block=cache.tokens_per_block,
         request_tokens=engine.max_seq_len,
+        request_bytes=a_request,
     )
 
 
@@ -138,6 +141,13 @@ def kv_bytes_a_token(plan: Plan, info: ModelInfo, split: Split) -> float:
     if info.latent is not None:
         return latent_kv_bytes_per_token(layers, info.latent.kv_rank, info.latent.rope_head_dim, dtype)
     return gpu_kv_bytes_per_token(layers, kv_heads_per_gpu(info.num_kv_heads, split.tensor), info.head_dim, dtype)
+
+
+def kv_bytes_a_request(plan: Plan, info: ModelInfo, split: Split) -> int:
+    """KV cache of the longest request on one GPU, in whole pages."""
+    engine = plan.engine
+    cache = cache_of(info, short_dtype(gpu_kv_dtype(plan, info)), engine.kv_cache.tokens_per_block, split)
+    return cache.request_bytes(engine.max_seq_len, pages_of(plan, info))
 
 
 def _adapters(plan: Plan, info: ModelInfo, split: Split) -> int:
@@ -173,9 +183,8 @@ def _logits(plan: Plan, info: ModelInfo) -> int:
     return logits_bytes(engine.max_batch_size * (1 + guesses), info.vocab_size, context_rows=context_rows)
 
 
-def _wanted(plan: Plan, a_token: float) -> int | None:
-    cache, length = plan.engine.kv_cache, plan.engine.max_seq_len
+def _wanted(plan: Plan, a_request: int) -> int | None:
+    cache = plan.engine.kv_cache
     if cache.concurrency is not None:
-        blocks = cache.concurrency * blocks_for(length, cache.tokens_per_block)
-        return round(blocks * cache.tokens_per_block * a_token)
+        return cache.concurrency * a_request
     return cache.size if "size" in cache.model_fields_set else None

@@ -6,8 +6,6 @@ activations when an engine is built, and its PyTorch backend measures them by a 
 
 from __future__ import annotations
 
-from conch_build.sizing import blocks_for
-
 _MIB, _GIB = 1 << 20, 1 << 30
 
 KV_ELEMENT_BYTES = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
@@ -69,8 +67,3 @@ def nccl_bytes(gpus: int) -> int:
 def kv_pool_tokens(pool_bytes: float, bytes_per_token: float, tokens_per_block: int) -> int:
     """Tokens in the whole blocks of a pool."""
     return int(max(pool_bytes, 0) // (bytes_per_token * tokens_per_block)) * tokens_per_block
-
-
-def requests_held(tokens: int, request_tokens: int, tokens_per_block: int) -> int:
-    """Requests of `request_tokens` that a pool of `tokens` holds at once, none sharing a block."""
-    return tokens // (blocks_for(request_tokens, tokens_per_block) * tokens_per_block)

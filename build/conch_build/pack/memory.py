@@ -5,11 +5,12 @@ A target and its draft model on the same GPUs hold the same tokens, so they shar
 
 from __future__ import annotations
 
-from conch_build.gpu.memory import kv_bytes_a_token, split_of
+import math
+
+from conch_build.gpu.memory import kv_bytes_a_request, kv_bytes_a_token, split_of
 from conch_build.gpu.sizing import DEFAULT_FRACTION, kv_pool_tokens
 from conch_build.gpu.weights import adapter_bytes
 from conch_build.pack.deployment import Deployment
-from conch_build.sizing import blocks_for
 
 HOST_BYTES = 1 << 30
 """Upstream's default for adapters on the host."""
@@ -23,7 +24,10 @@ def kv_tokens(deployment: Deployment) -> str | None:
     engine = deployment.plan.engine
     cache = engine.kv_cache
     if cache.concurrency is not None:
-        return str(cache.concurrency * blocks_for(engine.max_seq_len, cache.tokens_per_block) * cache.tokens_per_block)
+        block_bytes = _token_bytes(deployment) * cache.tokens_per_block
+        split = split_of(deployment.plan)
+        a_request = sum(kv_bytes_a_request(deployment.plan, info, split) for info in deployment.infos)
+        return str(math.ceil(round(cache.concurrency * a_request / block_bytes, 6)) * cache.tokens_per_block)
     if "size" not in cache.model_fields_set:
         return None
     return str(kv_pool_tokens(cache.size, _token_bytes(deployment), cache.tokens_per_block))

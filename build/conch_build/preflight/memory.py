@@ -9,7 +9,6 @@ from conch_build.gpu.memory import GpuMemory, gpu_memory, split_of
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
 from conch_build.preflight.registry import ENGINE, GPU, Violation, rule
-from conch_build.sizing import blocks_for
 from conch_build.units import format_bytes
 
 _OUT_OF_MEMORY = (
@@ -45,11 +44,11 @@ def _cache_holds_one_request(plan: Plan, memory: GpuMemory) -> Iterator[Violatio
     """What is left on the GPU, at the plan's fraction, must hold one request of `max_seq_len`: with fewer tokens the
     server shortens or refuses long requests, or waits for ever."""
     if memory.kv_limit_bytes > 0 and memory.requests < 1:
-        needed = blocks_for(memory.request_tokens, memory.tokens_per_block) * memory.tokens_per_block
         yield Violation(
             "engine.kv_cache",
             f"{format_bytes(memory.kv_cache_bytes)} for the KV cache hold {memory.kv_tokens:,} tokens; one request "
-            f"takes {needed:,} ({memory.kv_bytes_per_token:,.0f} bytes a token on each GPU)",
+            f"of {memory.request_tokens:,} takes {format_bytes(memory.request_bytes)} "
+            f"({memory.kv_bytes_per_token:,.0f} bytes a token on each GPU)",
             _more_cache(plan, memory),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -67,9 +68,18 @@ def quality_stage(plan: Plan, engine_key: str, baseline: Checkpoint, work: Work)
             "max_length": work.max_length,
             "tasks": dump_tasks(work.tasks),
             "code": sources(HERE / "quality"),
+            "evaluator": evaluator_code(),
         },
         versions("conch"),
     )
+
+
+def evaluator_code() -> str:
+    """Hash of the code that asks engines and that runs them here, which is the serving package's; nothing of it is
+    imported. Empty where that is not installed, and nobody can measure."""
+    found = find_spec("conch")
+    folders = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
+    return sources(*(folder / name for folder in folders for name in ("evaluation", "engine")))
 
 
 def measured(

@@ -18,6 +18,7 @@ from typing import Literal
 from conch_build.errors import InputError
 from conch_build.gpu.weights import Split, kv_heads_per_gpu, stage_layers
 from conch_build.model_info import ModelInfo
+from conch_build.plan import Plan
 from conch_build.sizing import U8_SCALE_BYTES, blocks_for
 
 ELEMENT_BYTES = {"f32": 4.0, "bf16": 2.0, "fp16": 2.0, "u8": 1.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
@@ -117,6 +118,14 @@ def cache_of(info: ModelInfo, dtype: str, tokens_per_block: int = 32, split: Spl
     windows = [info.windows[index] if info.windows else 0 for index in stage]
     heads = kv_heads_per_gpu(info.num_kv_heads, split.tensor)
     return plain_cache(len(stage), heads, info.head_dim, dtype, tokens_per_block, windows)
+
+
+def pages_of(plan: Plan, info: ModelInfo) -> Pages:
+    """Engines of TensorRT are told their windows and give older pages back; the LLM API keeps them all, unless its
+    `max_attention_window` is set; so does the CPU engine."""
+    told = plan.engine.llm_args.get("kv_cache_config")
+    windowed = plan.engine.backend == "tensorrt" or (isinstance(told, dict) and told.get("max_attention_window"))
+    return "window" if windowed and any(info.windows) else "full"
 
 
 def attention_kind(info: ModelInfo) -> str:

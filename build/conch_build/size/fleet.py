@@ -18,8 +18,8 @@ from conch_build.model_info import ModelInfo
 from conch_build.plan import Parallel, Plan, Target
 from conch_build.preflight.precision import KERNELS
 from conch_build.queueing import replicas_for
-from conch_build.size.cache import cache_of, short_dtype
-from conch_build.size.report import Workload, format_of, pages_of, storage_in
+from conch_build.size.cache import cache_of, pages_of, short_dtype
+from conch_build.size.report import Workload, format_of, storage_in
 from conch_build.size.roofline import limits, machine_of
 
 TENSOR_SIZES = (1, 2, 4, 8)

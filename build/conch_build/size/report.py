@@ -16,7 +16,7 @@ from conch_build.gpu.storage import STORAGE, Storage, storage_of, stored_format
 from conch_build.machine import free_memory_bytes, memory_bytes
 from conch_build.model_info import ModelInfo
 from conch_build.plan import Plan
-from conch_build.size.cache import Cache, Pages, attention_kind, cache_of, short_dtype
+from conch_build.size.cache import Cache, Pages, attention_kind, cache_of, pages_of, short_dtype
 from conch_build.size.cpu import cpu_activation_bytes, cpu_cache, cpu_pool_bytes, cpu_weight_bytes
 from conch_build.size.roofline import active_parameters, limits, machine_of
 from conch_build.sizing import cpu_kv_dtype
@@ -100,14 +100,6 @@ def format_of(plan: Plan, info: ModelInfo) -> str:
     if info.quantization is None:
         return plan.quantization.format
     return stored_format(info.quantization) or "its own"
-
-
-def pages_of(plan: Plan, info: ModelInfo) -> Pages:
-    """Engines of TensorRT are told their windows and give older pages back; the LLM API keeps them all, unless its
-    `max_attention_window` is set; so does the CPU engine."""
-    told = plan.engine.llm_args.get("kv_cache_config")
-    windowed = plan.engine.backend == "tensorrt" or (isinstance(told, dict) and told.get("max_attention_window"))
-    return "window" if windowed and any(info.windows) else "full"
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def alone(text: str, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _process(plan: Path, folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "conch.cli", "serve", str(plan), "--json"]
+    command = [sys.executable, "-m", "conch.tuning.server", str(os.getpid()), str(plan), "--json"]
     with (
         TemporaryFile(dir=folder) as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True) as process,

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from conch_build.checkpoint import resolve
 from conch_build.cli import build_commands
 from conch_build.gpu.cards import GPUS
 from conch_build.gpu.memory import gpu_memory
 from conch_build.machine import free_memory_bytes
 from conch_build.manifest import EngineManifest
 from conch_build.pipeline import BuildResult
-from conch_build.plan import parse_plan
+from conch_build.plan import load_plan, parse_plan
 from conch_build.size.cpu import cpu_weight_bytes
 from conch_build.size.fleet import choices
 from conch_build.size.report import Workload
@@ -77,6 +78,11 @@ def test_engines_of_tensorrt_give_pages_behind_a_window_back(tmp_path: Path) -> 
     engine, llm_api = sized(tmp_path / "plan.yaml"), sized(tmp_path, "--gpu", "h100", "--tokens", 8192)
     assert (engine["kv"]["pages"], llm_api["kv"]["pages"]) == ("window", "full")
     assert engine["memory"]["requests"] > 8 * llm_api["memory"]["requests"]
+    plan = load_plan(tmp_path / "plan.yaml")
+    held = gpu_memory(
+        plan, resolve(plan.model, backend="tensorrt", needs_weights=False).info, GPUS["h100"].memory_bytes
+    )
+    assert held.requests == engine["memory"]["requests"], "`conch check` and `conch size` say other numbers"
 
 
 def test_latent_attention_by_bare_numbers() -> None:

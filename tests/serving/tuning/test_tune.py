@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -63,3 +68,32 @@ def test_the_sample_is_tried_with_other_settings_and_the_evidence_is_kept(
         assert (tmp_path / "conch-tuned.yaml").read_text().startswith("# mine")
     else:
         assert not told["settings"] or not told["comparison"]["proven"]
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_leaves_no_server_behind(sample_build: BuildResult, plan: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "conch.cli", "tune", str(plan), "--concurrency", "1", "--requests", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as search:
+        try:
+            started: list[psutil.Process] = []
+            until = time.monotonic() + 60
+            while "tritonserver" not in running(started) and time.monotonic() < until:
+                time.sleep(0.2)
+                started = psutil.Process(search.pid).children(recursive=True)
+        finally:
+            search.kill()
+    assert started
+    until = time.monotonic() + 60
+    while (left := running(started)) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left
+
+
+def running(processes: list[psutil.Process]) -> list[str]:
+    """Their names."""
+    names = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                names.append(process.name())
+    return names

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over an axis that is linear or logarithmic, and cumulated shares. Pure; no scripts."""
+"""Charts as inline SVG: lines over an axis that is linear or logarithmic, bars, cumulated shares. Pure; no scripts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 34, 46
+_BAR, _BAR_LEFT, _BAR_RIGHT = 22, 190, 60
 _COLOURS = ("#2f6fde", "#d9822b", "#2e9e6b", "#b5479d", "#7a6ff0", "#c23b3b", "#5b7083", "#a08a00")
 
 Points = Sequence[tuple[float, float]]
@@ -39,6 +40,29 @@ def line_chart(title: str, x_name: str, y_name: str, lines: Mapping[str, Points]
     for number, (name, points) in enumerate(lines.items()):
         parts += _line(name, points, _COLOURS[number % len(_COLOURS)], horizontal, vertical)
         parts += _legend(name, number)
+    return "".join([*parts, "</svg>"])
+
+
+def bar_chart(title: str, unit: str, bars: Mapping[str, float]) -> str:
+    """A `<svg>` with a lying bar for each name, its value beside it. Empty text without bars."""
+    if not bars:
+        return ""
+    longest = max(*bars.values(), 0.0) or 1.0
+    height = _TOP + _BAR * len(bars) + 8
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}" '
+        'xmlns="http://www.w3.org/2000/svg">',
+        f'<text class="title" x="8" y="16">{escape(title)}</text>',
+        f'<text x="{WIDTH - _RIGHT}" y="16" text-anchor="end">{escape(unit)}</text>',
+    ]
+    for number, (name, value) in enumerate(bars.items()):
+        y = _TOP + _BAR * number
+        width = value / longest * (WIDTH - _BAR_LEFT - _BAR_RIGHT)
+        parts += [
+            f'<text x="{_BAR_LEFT - 6}" y="{y + 14}" text-anchor="end">{escape(name)}</text>',
+            f'<rect x="{_BAR_LEFT}" y="{y + 3}" width="{width:.1f}" height="{_BAR - 6}" fill="{_COLOURS[0]}"/>',
+            f'<text x="{_BAR_LEFT + width + 5:.1f}" y="{y + 14}">{_short(value)}</text>',
+        ]
     return "".join([*parts, "</svg>"])
 
 

@@ -47,15 +47,21 @@ def page(
     title: str, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], rounds: Mapping[str, Sequence[Round]]
 ) -> str:
     """`rounds`: those of each load."""
+    return document(
+        title, about, _table(rows) + _errors(rows), [*_over_loads(rows), *_spreads(rounds), _running(rounds)]
+    )
+
+
+def document(title: str, about: Mapping[str, Any], content: str, charts: Sequence[str]) -> str:
+    """The whole file: what is told `about` the run, `content` as HTML, and those charts that are not empty."""
     facts = " · ".join(
         f"{escape(str(name))}: {escape(str(value))}" for name, value in about.items() if value is not None
     )
-    charts = [chart for chart in (*_over_loads(rows), *_spreads(rounds), _running(rounds)) if chart]
+    figures = "".join(f"<figure>{chart}</figure>" for chart in charts if chart)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>{escape(title)}</h1><p>{facts}</p>{_table(rows)}{_errors(rows)}"
-        f'<div class="charts">{"".join(f"<figure>{chart}</figure>" for chart in charts)}</div></body></html>\n'
+        f'<h1>{escape(title)}</h1><p>{facts}</p>{content}<div class="charts">{figures}</div></body></html>\n'
     )
 
 
