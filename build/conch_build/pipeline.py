@@ -73,7 +73,7 @@ def build(
     store = store or Store(say=say)
     checkpoint = checked(plan, cache_dir, say)
     draft = draft_of(plan, cache_dir, say)
-    if plan.serving.disaggregated is None:
+    if plan.cluster is None:
         pack.check_plan(plan, checkpoint.info, draft[1].info if draft else None)
     if plan.quality.limits and evaluator is not None:
         evaluator.check(plan)
@@ -86,7 +86,7 @@ def build(
     registry = registered(plan, checkpoint.info)
 
     def make(out: Path) -> None:
-        if plan.serving.disaggregated is not None:
+        if plan.cluster is not None:
             _write_cluster(plan, checkpoint, draft, engine.path, out)
         else:
             pack.pack(engine.path, out, plan, checkpoint.info, registry, draft[1].info if draft else None)
@@ -157,7 +157,7 @@ def repository_stage(
 ) -> Stage:
     """What Triton loads, or the files of the workers that serve without it; it names the figures that let it pass."""
     gate = {"quality": {"key": quality_key, "limits": plan.quality.limits}} if quality_key else {}
-    cluster = plan.serving.disaggregated
+    cluster = plan.cluster
     return Stage(
         "repository",
         plan.name,

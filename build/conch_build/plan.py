@@ -180,7 +180,7 @@ class Serving(Part):
     triton: Triton = Triton()
     gateway: Gateway = Gateway()
     disaggregated: Disaggregated | None = None
-    """pytorch: prompts and answers on workers of their own, behind a proxy."""
+    """Prompts and answers on workers of their own. pytorch: `trtllm-serve` behind a proxy; openvino: Tritons."""
 
 
 class Slo(Part):
@@ -203,6 +203,11 @@ class Plan(Part):
     serving: Serving = Serving()
     slo: Slo = Slo()
     cost: Cost = Cost()
+
+    @property
+    def cluster(self) -> Disaggregated | None:
+        """Workers that `trtllm-serve` runs, without Triton; a CPU's are Tritons like any other."""
+        return None if self.engine.backend == "openvino" else self.serving.disaggregated
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -139,7 +139,6 @@ def test_a_word_list_whose_ends_do_not_grow_is_refused(ends: list[int]) -> None:
         ("draft_logits", np.ones((1, 1, 2), np.float32), np.empty((1, 0, 2), np.float32)),
         ("prompt_embedding_table", np.ones((1, 2, 2), np.float16), np.empty((1, 0, 0), np.float16)),
         ("retention_decode_priority", 50, None),
-        ("context_phase_params", np.ones((1, 4), np.uint8), None),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name_unless_it_asks_for_nothing(

@@ -53,7 +53,11 @@ def _part_of_home(path: Path) -> Path:
 
 def check_triton(plan: Plan, what: str) -> None:
     """Raises PlanError for a plan that Triton does not serve, or not with the tensors that the gateway speaks."""
-    if plan.serving.disaggregated is not None:
+    if plan.serving.disaggregated is not None and plan.cluster is None:
+        raise PlanError(
+            f"{what} starts one Triton", where="serving.disaggregated", fix="`conch serve` starts those of such a plan."
+        )
+    if plan.cluster is not None:
         raise PlanError(
             f"{what} serves through Triton, and disaggregated workers are `trtllm-serve`",
             where="serving.disaggregated",

@@ -110,7 +110,8 @@ def _unread(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.serving.disaggregated is not None:
         if plan.serving.replicas > 1:
             yield "serving.replicas", "disaggregated workers have `instances` of their own"
-        for part, own in (("triton", Triton()), ("gateway", Gateway())):
+        served = plan.engine.backend != "openvino"  # on the CPU Tritons and a gateway serve them
+        for part, own in (("triton", Triton()), ("gateway", Gateway())) if served else ():
             names = (name for name in type(own).model_fields if name not in _REFUSED)
             for name in (name for name in names if _differs(getattr(plan.serving, part), own, name)):
                 yield f"serving.{part}.{name}", "disaggregated workers are served without it"

@@ -77,7 +77,7 @@ def _written(plan: Plan, checkpoint: Checkpoint, draft: Checkpoint | None) -> It
     info, path = checkpoint.info, checkpoint.path
     own = plan_of_draft(plan)
     source = Source(own, draft.info, draft.path) if own and draft else None
-    if plan.serving.disaggregated is None:
+    if plan.cluster is None:
         draft_info = draft.info if draft else None
         yield "rendering.repository", lambda: pack.repository_summary(plan, _OUT, info, draft_info)
     if plan.engine.backend == "tensorrt":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from conch_build.compile.tensorrt.families import FAMILIES
 from conch_build.model_info import ModelInfo
-from conch_build.plan import Plan, Target
+from conch_build.plan import Disaggregated, Plan, Target, Workers
 from conch_build.preflight.registry import CPU, ENGINE, GPU, Severity, Violation, declare, rule
 from conch_build.profiles import Profile, profile_violations
 
@@ -77,7 +77,6 @@ def _keys_of_gpu_backends(plan: Plan) -> Iterator[Violation]:
         "engine.build_args": bool(engine.build_args),
         "engine.llm_args": bool(engine.llm_args),
         "engine.lora.target_modules": engine.lora.target_modules is not None,
-        "serving.disaggregated": plan.serving.disaggregated is not None,
         "serving.triton.instances": triton.instances > 1,
         "serving.triton.launch": triton.launch != "leader",
     }
@@ -85,6 +84,33 @@ def _keys_of_gpu_backends(plan: Plan) -> Iterator[Violation]:
         yield _foreign(key, "it is of GPU backends, and the plan is for openvino")
     if plan.target != Target():
         yield _foreign("target", "it names a GPU, and the plan is for openvino", "warning")
+
+
+@rule("disaggregated.cpu", on=CPU)
+def _split_on_the_cpu(plan: Plan) -> Iterator[Violation]:
+    """On the CPU a worker is a Triton of its own on this machine, and the gateway stands before all of them: what is of
+    GPUs, of the LLM API or of its proxy is read by nobody. Guessed tokens have keys and values that do not travel."""
+    split, own = plan.serving.disaggregated, Disaggregated()
+    if split is None:
+        return
+    for name in ("router", "port", "hosts"):
+        if getattr(split, name) != getattr(own, name):
+            yield _foreign(
+                f"serving.disaggregated.{name}", "it is of the LLM API's proxy, and the plan is for openvino"
+            )
+    for group in ("context", "generation"):
+        workers = getattr(split, group)
+        for name in ("tensor", "pipeline", "llm_args"):
+            if getattr(workers, name) != getattr(Workers(), name):
+                yield _foreign(
+                    f"serving.disaggregated.{group}.{name}", "it is of GPU backends, and the plan is for openvino"
+                )
+    if plan.engine.speculation.method != "none":
+        yield Violation(
+            "serving.disaggregated",
+            "it does not go with speculation",
+            "Leave one of both out.",
+        )
 
 
 def lacks(plan: Plan, profile: Profile, *keys: str) -> Iterator[Violation]:

@@ -1,8 +1,8 @@
 """The `tensorrt_llm` model: Triton requests into the engine, its outputs back as responses.
 
 Four threads meet here: Triton's calls `execute`, the engine's puts outputs into a queue and never waits, one
-sends them, and one asks Triton which callers have gone and keeps the metrics. A fifth, started when it is needed,
-waits for adapters to be loaded.
+sends them, and one asks Triton which callers have gone and keeps the metrics. Others, started when they are needed,
+wait for adapters to be loaded and for the KV blocks of prompts that were read elsewhere.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import triton_python_backend_utils as pb
 from conch.backend.adapters import Command, carry_out, decode_command
 from conch.backend.arrays import arrays, parameters, tagged
 from conch.backend.feeds import Feed, Feeds, check_fed, feed_of
+from conch.backend.handover import Handover
 from conch.backend.metrics import EngineMetrics
 from conch.backend.responses import Answer, Response
 from conch.backend.tensors import Call, decode_call, is_stop
@@ -76,6 +77,7 @@ class GenerationModel:
         self._engine = self.load_engine(Path(config["gpt_model_path"]), Path(args["model_repository"]))
         self._adapters = {state.id: state.name for state in self._engine.adapters()}
         self._commands = ThreadPoolExecutor(1, "conch-commands")
+        self._handover = Handover(self._engine)
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._metrics = EngineMetrics(pb.MetricFamily, labels)
         self._threads = [
@@ -99,6 +101,7 @@ class GenerationModel:
         self._closing.set()
         self._engine.close()
         self._commands.shutdown()
+        self._handover.close()
         self._outputs.put(None)
         if self._started:
             for thread in self._threads:
@@ -130,6 +133,9 @@ class GenerationModel:
             check_fed(call)
             flight.feed, flight.stream = self._feeds.get(feed[0]), feed[1] or 0
         self._flights[call.request.id] = flight
+        if call.context_phase:
+            self._handover.take_over(call, self._outputs.put)
+            return
         try:
             self._engine.submit(call.request, self._outputs.put)
         except ConchError:
@@ -175,7 +181,10 @@ class GenerationModel:
         if flight.feed is not None and output.finish_reason is None:
             self._feed(flight.feed, flight, output)
             return
-        response = self._answer(flight, output.index).add(output)
+        answer = self._answer(flight, output.index)
+        if output.state is not None and output.finish_reason == "length":  # else there is nothing to go on with
+            answer.context_phase, output = self._handover.keep(output)
+        response = answer.add(output)
         if response is None:
             return
         flight.error = flight.error or response.error
@@ -231,7 +240,7 @@ class GenerationModel:
             for feed in self._feeds:
                 self._close_if_left(feed)
             if time.monotonic() >= next_update:
-                self._metrics.update(self._engine.stats())
+                self._metrics.update(self._engine.stats(), self._handover.figures())
                 next_update = time.monotonic() + self._stats_period
 
     def _is_cancelled(self, engine_id: str) -> bool:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ _COUNTERS = {
     "adapter_evictions": "LoRA adapters that made room for another",
 }
 _FINISHED = "conch_engine_requests_total"
+_TRANSFERS = {
+    "kv_transfers": "KV blocks of a prompt that went to, or came from, another engine",
+    "kv_transfer_bytes": "Bytes of them",
+    "kv_transfer_seconds": "Seconds until they were here",
+}
 
 
 def samples(stats: EngineStats) -> dict[str, dict[str, float]]:
@@ -81,10 +88,13 @@ class EngineMetrics:
         }
         self._counters = {name: made.Metric(labels=labels) for name, made in self._families.items()}
         self._finished = family(_FINISHED, "Requests by how they ended", family.COUNTER)
+        self._transfers = {
+            name: family(f"conch_engine_{name}_total", text, family.COUNTER) for name, text in _TRANSFERS.items()
+        }
         self._metrics: dict[tuple[str, str], Any] = {}
 
-    def update(self, stats: EngineStats) -> None:
-        """Bring every metric up to date."""
+    def update(self, stats: EngineStats, transfers: Mapping[str, Mapping[str, float]] = MappingProxyType({})) -> None:
+        """Bring every metric up to date. `transfers`: counter -> kind -> value."""
         for name, values in samples(stats).items():
             family, label = self._gauges[name]
             for kind, value in values.items():
@@ -93,6 +103,9 @@ class EngineMetrics:
             _raise_to(self._counters[name], value)
         for reason, count in stats.requests_total.items():
             _raise_to(self._metric(self._finished, _FINISHED, "finish_reason", reason), count)
+        for name, kinds in transfers.items():
+            for kind, value in kinds.items():
+                _raise_to(self._metric(self._transfers[name], name, "kind", kind), value)
 
     def _metric(self, family: Any, name: str, label: str, kind: str) -> Any:
         key = (name, kind)

@@ -42,6 +42,8 @@ class Answer:
     log_probs: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     prompt: PromptLogProbs | None = None
+    context_phase: bytes = b""
+    """Where another engine gets the KV blocks, if it was asked to go on with the answer."""
     _sent: int = 0
 
     def add(self, output: Output) -> Response | None:
@@ -108,6 +110,8 @@ class Answer:
         if self.prompt is not None:
             tensors |= self._prompt_tensors(self.prompt)
             self.prompt = None
+        if self.context_phase:
+            tensors["context_phase_params"] = np.frombuffer(self.context_phase, np.uint8).reshape(1, -1)
         if self.call.num_input_tokens:
             tensors["num_input_tokens"] = _row([len(self.call.request.prompt)], np.int32)
         if self.call.num_output_tokens:

@@ -53,7 +53,6 @@ _UNSUPPORTED: dict[str, tuple[tuple[float, ...], str]] = {
     "mrope_position_deltas": (_ANY, "multimodal positions"),
     "lora_weights": (_ANY, "adapters that a request brings: the plan names them"),
     "lora_config": (_ANY, "adapters that a request brings: the plan names them"),
-    "context_phase_params": (_ANY, "disaggregated serving"),
     "retention_token_range_starts": (_ANY, "KV cache retention"),
     "retention_token_range_ends": (_ANY, "KV cache retention"),
     "retention_token_range_priorities": (_ANY, "KV cache retention"),
@@ -74,6 +73,8 @@ class Call:
     perf_metrics: bool
     num_input_tokens: bool
     num_output_tokens: bool
+    context_phase: bytes = b""
+    """Where the KV blocks of the prompt, and the start of the answer, are to be had."""
     draft: tuple[int, ...] = ()
     """Tokens that the caller has guessed: the answer ends behind the first one that is wrong."""
 
@@ -119,7 +120,9 @@ def decode_call(
         n=_integer(inputs, "num_return_sequences", 0) or 1,
         deadline=_deadline(inputs),
         adapter=_adapter(inputs, adapters),
+        keep_state=_flag(inputs, "conch_context_only"),
     )
+    context_phase = _context_phase(inputs, request)
     return Call(
         request=request,
         streaming=_flag(inputs, "streaming"),
@@ -128,8 +131,25 @@ def decode_call(
         perf_metrics=_flag(inputs, "return_perf_metrics"),
         num_input_tokens=_flag(inputs, "return_num_input_tokens"),
         num_output_tokens=_flag(inputs, "return_num_output_tokens"),
+        context_phase=context_phase,
         draft=_draft(inputs),
     )
+
+
+def _context_phase(inputs: Arrays, request: Request) -> bytes:
+    """Raises UnsupportedError for what the two halves of a request cannot do."""
+    params = inputs.get("context_phase_params", np.empty(0, np.uint8))
+    if not (params.size or request.keep_state):
+        return b""
+    for param, found, what in (
+        ("num_return_sequences", request.n > 1, "several answers"),
+        ("draft_input_ids", "draft_input_ids" in inputs, "guessed tokens"),
+        ("conch_return_prompt_log_probs", params.size and request.sampling.prompt_log_probs, "the prompt's log probs"),
+        ("conch_context_only", params.size and request.keep_state, "both halves of a request"),
+    ):
+        if found:
+            raise UnsupportedError(f"a disaggregated request has no {what}", param=param, fix="Leave it out.")
+    return params.astype(np.uint8).tobytes()
 
 
 def _check_batch(inputs: Arrays) -> None:

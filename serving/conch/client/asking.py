@@ -25,7 +25,7 @@ _SCALARS = (
     ("min_tokens", "min_tokens", "min_tokens", "INT32"),
     ("lora_task_id", "lora_task_id", "lora_task_id", "UINT64"),
 )
-_IDS_ONLY = ("top_log_probs", "prompt_log_probs", "priority")
+_IDS_ONLY = ("top_log_probs", "prompt_log_probs", "priority", "context_only", "context_phase")
 
 
 def build_request(
@@ -106,6 +106,11 @@ def _add_own(tensors: Tensors, sampling: Sampling, feed: tuple[str, int] | None)
     if sampling.prompt_log_probs:
         tensors.scalar("conch_return_prompt_log_probs", "BOOL", True)
         tensors.wanted("conch_prompt_log_probs", "conch_prompt_top_ids", "conch_prompt_top_log_probs")
+    if sampling.context_only:
+        tensors.scalar("conch_context_only", "BOOL", True)
+        tensors.wanted("context_phase_params")
+    if sampling.context_phase:
+        tensors.vector("context_phase_params", "UINT8", sampling.context_phase)
     if sampling.priority:
         tensors.scalar("conch_priority", "INT32", sampling.priority)
 

@@ -48,6 +48,10 @@ class Sampling:
     """The same, as far as asked, of every token of the prompt but the first; with a prompt of ids."""
     priority: int | None = None
     """Higher goes first; with a prompt of ids."""
+    context_only: bool = False
+    """Read the prompt, make the first token, and let another engine go on: the delta has a `context_phase`."""
+    context_phase: bytes = b""
+    """Go on from there: only what follows is sent."""
 
     @property
     def is_plain(self) -> bool:
@@ -75,6 +79,8 @@ class Delta:
     draft_tokens: int = 0
     """Tokens that speculation guessed, and of which so many were right; known with the last delta."""
     accepted_tokens: int = 0
+    context_phase: bytes = b""
+    """Where another engine gets the KV blocks of the prompt."""
     prefill_share: float | None = None
     """Of the time in the engine, what came before the first token; known with the last delta, if at all."""
 

@@ -76,6 +76,7 @@ class Reader:
             prompt_top=None if prompt is None else _top(response, found, "conch_prompt_top"),
             draft_tokens=number_in(found, "total_draft_tokens"),
             accepted_tokens=number_in(found, "total_accepted_draft_tokens"),
+            context_phase=found.get("context_phase_params", b""),
             prefill_share=prefill_share(found),
         )
 

@@ -25,8 +25,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
-_FORMATS = {"FP32": "f", "INT32": "i", "UINT64": "Q", "BOOL": "?"}
-_LIMITS = {"INT32": (-(2**31), 2**31 - 1), "UINT64": (0, 2**64 - 1)}
+_FORMATS = {"FP32": "f", "INT32": "i", "UINT64": "Q", "BOOL": "?", "UINT8": "B"}
+_LIMITS = {"INT32": (-(2**31), 2**31 - 1), "UINT64": (0, 2**64 - 1), "UINT8": (0, 255)}
 
 
 class Tensors:

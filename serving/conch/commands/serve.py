@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -70,11 +71,16 @@ def _serve(console: Console, path: Path, plan: Plan, built: BuildResult, hosting
         fleet.start(built)
 
         def model(build: BuildResult) -> ModelSettings:
-            return ModelSettings.for_engine(
-                build.engine.path,
-                [server_of(replica) for replica in fleet.replicas],
-                build.repository.path,
-                tool_format=gateway.tool_format,
+            servers = [server_of(replica) for replica in fleet.replicas]
+            settings = ModelSettings.for_engine(
+                build.engine.path, servers[fleet.readers :], build.repository.path, tool_format=gateway.tool_format
+            )
+            if plan.serving.disaggregated is None:
+                return settings
+            return replace(
+                settings,
+                context_servers=tuple(servers[: fleet.readers]),
+                max_local_prefill_length=plan.serving.disaggregated.max_local_prefill_length,
             )
 
         settings = GatewaySettings(
@@ -88,9 +94,9 @@ def _serve(console: Console, path: Path, plan: Plan, built: BuildResult, hosting
             seconds = time.monotonic() - started
             replicas = [replica.urls for replica in fleet.replicas]
             urls = {"gateway": url}
-            for number, replica in enumerate(replicas):
+            for number, told in enumerate(replicas):
                 name = f"triton_{number}" if len(replicas) > 1 else "triton"
-                urls |= {f"{name}_{port}": address for port, address in replica.items()}
+                urls |= {f"{name}_{port}": address for port, address in told.items()}
             first = {f"triton_{port}": address for port, address in replicas[0].items()}
             width = max(map(len, urls))
             console.note(f"ready in {format_seconds(seconds)}; Ctrl-C stops it")

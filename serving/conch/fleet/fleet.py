@@ -49,7 +49,11 @@ class Fleet:
         self.plan = plan
         self._hosting = hosting
         self._say = say
-        self._places = places(plan.serving.replicas, hosting.arrangement)
+        split = plan.serving.disaggregated
+        self.readers = split.context.instances if split is not None else 0
+        """So many of them, the first ones, read prompts for the others."""
+        count = self.readers + split.generation.instances if split is not None else plan.serving.replicas
+        self._places = places(count, hosting.arrangement)
         self._replicas: dict[int, Replica] = {}
         self._lock = threading.Lock()
         self._alive: set[TritonServer] = set()

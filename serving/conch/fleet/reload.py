@@ -59,6 +59,12 @@ async def _reload(
     say: Say,
     catalog: Catalog,
 ) -> None:
+    if fleet.readers:
+        raise PlanError(
+            "prompts and answers have engines of their own, which are not replaced under traffic",
+            where="serving.disaggregated",
+            fix="Start `conch serve` again for that.",
+        )
     plan = load_plan(path)
     check_same(fleet.plan, plan)
     say("roll        the plan is built")

@@ -47,7 +47,7 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
     metrics = Metrics()
     lifecycle = lifecycle or Lifecycle()
     catalog = Catalog(Served(model, metrics) for model in settings.models)
-    metrics.registry.register(PoolFigures({served.name: served.servers.pool for served in catalog}))
+    metrics.registry.register(PoolFigures({served.name: served.pools for served in catalog}))
     observability = Observability(settings.plan, metrics)
     http = httpx.AsyncClient(trust_env=False)
     queues = Queues(settings.plan.queue, catalog, metrics.registry)
@@ -82,7 +82,8 @@ def create_app(settings: GatewaySettings, lifecycle: Lifecycle | None = None) ->
                 await stack.enter_async_context(shared.following())
                 await stack.enter_async_context(shared_limits.renewing())
             for served in catalog:
-                await stack.enter_async_context(served.servers.pool.watched())
+                for pool in served.pools:
+                    await stack.enter_async_context(pool.watched())
             if settings.membership is not None:
                 await stack.enter_async_context(background(settings.membership(catalog)))
             yield

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from conch.gateway.prompts.tokenizer import Tokenizer
 from conch.gateway.protocol import Generation
 from conch.gateway.relay import RelayUpstream
+from conch.gateway.routing.pool import Pool
 from conch.gateway.settings import ModelSettings
 from conch.gateway.upstream import Upstream
 from conch.gateway.watching.metrics import Metrics
@@ -34,7 +35,7 @@ class Served:
             self.relay = RelayUpstream(settings)
         else:
             self._tokenizer = Tokenizer(settings.tokenizer, settings.tool_format)
-            self._upstream = Upstream(settings, self._tokenizer)
+            self._upstream = Upstream(settings, self._tokenizer, metrics.disaggregated)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -54,6 +55,11 @@ class Served:
     def servers(self) -> Upstream | RelayUpstream:
         """Whatever they speak."""
         return self.relay or self.upstream
+
+    @property
+    def pools(self) -> list[Pool[Any]]:
+        """Of all servers that work on its requests; those that answer first."""
+        return [self.servers.pool, *([self._upstream.context_pool] if self._upstream else [])]
 
     @property
     def name(self) -> str:

@@ -98,6 +98,10 @@ class ModelSettings:
     """How many of them are loaded at once."""
     capacity: Capacity = field(default_factory=Capacity)
     """Of each server."""
+    context_servers: tuple[Server, ...] = ()
+    """Those that read prompts for the others, if prompts and answers have engines of their own."""
+    max_local_prefill_length: int = 0
+    """Prompts up to so many tokens are read where their answers are written."""
     cpp_backend: CppBackend | None = None
     """What stands in the place of Conch's own model in Triton, if anything."""
     tool_format: str = "auto"

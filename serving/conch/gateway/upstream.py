@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
+from prometheus_client import Counter
+
 from conch.client import AsyncClient, Delta, Sampling
 from conch.gateway.answers.forks import Stream, forked
 from conch.gateway.answers.logprobs import TokenLogProb, entries, prompt_entries
 from conch.gateway.answers.stops import StopMatcher
 from conch.gateway.prompts.tokenizer import Tokenizer
+from conch.gateway.routing.disaggregated import Disaggregated, is_split
 from conch.gateway.routing.pool import Pool
 from conch.gateway.routing.routed import Routed
 from conch.gateway.settings import ModelSettings, Server
@@ -48,7 +51,7 @@ class Answer:
         stops: Sequence[str],
         min_tokens: int,
         watch: Watch,
-        server: Routed[TritonDoor],
+        server: Routed[TritonDoor] | Disaggregated[TritonDoor],
     ) -> None:
         self.prompt_tokens = len(prompt)
         self._prompt = prompt
@@ -167,10 +170,15 @@ class TritonDoor:
 class Upstream:
     """The engines behind a model's Tritons, as one."""
 
-    def __init__(self, settings: ModelSettings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: ModelSettings, tokenizer: Tokenizer, split: Counter) -> None:
+        """`split`: counts what became of requests that two engines were to answer, by `outcome`."""
+        self._split = split
         self._settings = settings
         doors = (TritonDoor(settings, server) for server in settings.servers if isinstance(server, Server))
         self.pool = Pool(doors, settings.capacity.kv_tokens)
+        self.context_pool = Pool(
+            (TritonDoor(settings, server) for server in settings.context_servers), settings.capacity.kv_tokens
+        )
         self._built_in = settings.adapters if settings.cpp_backend else None
         self._tokenizer = tokenizer
 
@@ -197,13 +205,25 @@ class Upstream:
         `watch` makes the clock of an answer that counts so many tokens of prompt; `decoder` shows other tokens
         than the tokenizer's own.
         """
-        stream = Routed(
-            self.pool,
-            prompt,
-            sampling.max_tokens * sampling.n,
-            sampling.lora_task_id,
-            lambda door: door.client.open(prompt, sampling, streaming=streaming or bool(stops)),
-        )
+        whole = not (streaming or stops)
+        stream: Disaggregated[TritonDoor] | Routed[TritonDoor]
+        if self.context_pool.members and is_split(prompt, sampling, self._settings.max_local_prefill_length):
+            stream = Disaggregated(
+                self.context_pool,
+                self.pool,
+                prompt,
+                sampling,
+                lambda door, asked, flows: door.client.open(prompt, asked, streaming=flows and not whole),
+                self._split,
+            )
+        else:
+            stream = Routed(
+                self.pool,
+                prompt,
+                sampling.max_tokens * sampling.n,
+                sampling.lora_task_id,
+                lambda door: door.client.open(prompt, sampling, streaming=not whole),
+            )
         return [
             Answer(
                 part,
@@ -224,7 +244,7 @@ class Upstream:
                 raise UnsupportedError("the engine was built with its adapters", param="lora_name")
             idle = {"state": "loaded", "running": 0, "waiting": 0}
             return [{"name": name, "id": number, **idle} for name, number in self._built_in.items()]
-        clients = [door.client for door in self.pool.doors]
+        clients = [door.client for door in (*self.pool.doors, *self.context_pool.doors)]
         told = await asyncio.gather(
             *(client.adapters(command, lora_task_id) for client in clients), return_exceptions=True
         )

@@ -22,7 +22,14 @@ from conch.backend.llmapi.stats import engine_stats
 from conch.engine.config import EngineConfig
 from conch.engine.request import FinishReason, Output, Request, check_request
 from conch.engine.stats import AdapterState, Counters, EngineStats
-from conch_build.errors import ConchError, OverloadedError, RequestError, ServiceError, UnavailableError
+from conch_build.errors import (
+    ConchError,
+    OverloadedError,
+    RequestError,
+    ServiceError,
+    UnavailableError,
+    UnsupportedError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +114,10 @@ class LlmApiEngine:
         the engine is closed or dead.
         """
         check_request(request, self.config, self._model.vocab_size)
+        if request.keep_state or request.state is not None:
+            raise UnsupportedError(
+                "the LLM API's KV blocks are handed over by `trtllm-serve`, not by Triton", param="context_phase_params"
+            )
         sampling = [sampling_kwargs(request, self._model, index) for index in range(request.n)]
         guide = guide_kwargs(request.sampling.guide, self._model) if request.sampling.guide else None
         ends = end_ids(request.sampling, self._model)

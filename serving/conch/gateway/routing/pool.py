@@ -231,13 +231,13 @@ _FAMILIES: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, 
 class PoolFigures(Collector):
     """`pools`: by the names of their models."""
 
-    def __init__(self, pools: Mapping[str, Pool[Any]]) -> None:
+    def __init__(self, pools: Mapping[str, Sequence[Pool[Any]]]) -> None:
         self._pools = pools
 
     def collect(self) -> Iterator[Metric]:
         for kind, name, text, read in _FAMILIES:
             family = kind(name, text, labels=["model_name", "server"])
-            for model, pool in self._pools.items():
-                for member in pool.members.values():
+            for model, pools in self._pools.items():
+                for member in (member for pool in pools for member in pool.members.values()):
                     family.add_metric([model, member.door.name], float(read(member.standing)))
             yield family

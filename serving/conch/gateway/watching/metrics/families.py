@@ -96,6 +96,12 @@ class Metrics:
             ["route", "status"],
             registry=self.registry,
         )
+        self.disaggregated = Counter(
+            "conch:disaggregated_requests",
+            "Requests for two engines. split: as meant; whole: their first token was the last; alone: done anew by one",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.dropped_lines = Counter(
             "conch:access_log_dropped_lines", "Lines that could not be written in time", registry=self.registry
         )
