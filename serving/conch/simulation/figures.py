@@ -13,15 +13,15 @@ from conch.simulation.fleet import Fleet, Outcome
 from conch.simulation.jobs import Job
 from conch_build.cost import Price, usd_per_million
 
-GATEWAY_TOKENS_S = 20_000.0
-"""Of one gateway process on one core, as streams: about what the gateway's own benchmark finds on a common core."""
+GATEWAY_TOKENS_S = 12_000.0
+"""Of one gateway process on one core, as streams: 81 us of CPU a token, measured at 32 streams on a Zen 4."""
 _FULL = 0.9
 """Of a link or a gateway: above, what waits for it grows without bound."""
 
 _CROWDED = 0.6
 """Mean share of blocks, or of places, from which on who waits is waiting for one."""
 
-RESOURCES = ("gateway", "transfer", "kv", "queue", "prefill", "decode", "failures")
+RESOURCES = ("transfer", "kv", "queue", "prefill", "decode", "failures")
 """`kv`: blocks were short; `queue`: places in batches were; `prefill`, `decode`: the steps themselves took too long."""
 
 
@@ -74,10 +74,8 @@ def figures(fleet: Fleet, outcome: Outcome, limits: Limits | None, server_price:
     }
 
 
-def weakest(row: dict[str, Any], outcome: Outcome, limits: Limits, gateways: int | None = None) -> str:
+def weakest(row: dict[str, Any], outcome: Outcome, limits: Limits) -> str:
     """The resource that gave way first in a run that broke its limits, one of RESOURCES."""
-    if gateways is not None and row["gateways"] > gateways:
-        return "gateway"
     if (row["link_share"] or 0.0) > _FULL:
         return "transfer"
     bad = [job for job in outcome.jobs if job.error or not limits.kept(_record(job))] or outcome.jobs
