@@ -6,6 +6,7 @@ its prompt, and goes on from there. Whatever goes wrong on the way ends the requ
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import threading
 import time
@@ -20,10 +21,13 @@ from conch.disaggregated.fetch import fetch
 from conch.disaggregated.params import ContextPhaseParams
 from conch.engine.request import Output
 from conch.engine.state import KvState
-from conch_build.errors import ConchError, ServiceError
+from conch_build.errors import ConchError, RequestError, ServiceError
 
 HOST_VARIABLE = "CONCH_KV_HOST"
 """The address at which other engines reach this one; loopback where it is not set."""
+PEERS_VARIABLE = "CONCH_KV_PEERS"
+"""Addresses beside loopback, with commas between, that KV blocks may be fetched from: a request must not choose whom
+this machine connects to."""
 _ROOM_BYTES = 1 << 30
 _FETCH_SECONDS = 20.0
 _FETCHES = 8
@@ -88,6 +92,7 @@ class Handover:
         seconds = _FETCH_SECONDS if deadline is None else min(_FETCH_SECONDS, deadline - began)
         try:
             params = ContextPhaseParams.from_bytes(call.context_phase)
+            check_peer(params.host)
             frame = fetch(params, max(0.001, seconds))
             state = KvState.from_bytes(frame)
             with self._lock:
@@ -102,3 +107,19 @@ class Handover:
         except Exception as error:  # whatever it is, the caller must hear of it
             failure = ServiceError(f"the KV blocks could not be taken over: {error}")
             sink(Output(call.request.id, finish_reason="error", error=failure, final=True))
+
+
+def check_peer(host: str) -> None:
+    """Raises RequestError for an address that is neither loopback nor a peer's."""
+    peers = [peer.strip() for peer in os.environ.get(PEERS_VARIABLE, "").split(",")]
+    try:
+        known = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        known = False
+    if not known and (not host or host not in peers):
+        raise RequestError(
+            f"{host[:80]!r} is no engine that KV blocks may be fetched from",
+            param="context_phase_params",
+            code="invalid_value",
+            fix=f"Name it in {PEERS_VARIABLE} where Triton is started.",
+        )

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conch.backend.handover import PEERS_VARIABLE, check_peer
 from conch.disaggregated import depot as module
 from conch.disaggregated.depot import Depot
 from conch.disaggregated.fetch import fetch
@@ -137,3 +138,17 @@ def test_an_end_that_does_not_give_the_frame_is_an_error_in_time(behaviour: str)
     listener.close()
     with pytest.raises(UnavailableError, match="did not come"):
         fetch(params, 1.0)
+
+
+def test_a_request_does_not_choose_whom_this_machine_connects_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PEERS_VARIABLE, raising=False)
+    for host in ("127.0.0.1", "::1", "127.8.8.8"):
+        check_peer(host)
+    for host in ("10.0.0.7", "localhost", "169.254.169.254", "", "0.0.0.0", "127.0.0.1.evil.example"):
+        with pytest.raises(RequestError, match="is no engine that KV blocks may be fetched from"):
+            check_peer(host)
+    monkeypatch.setenv(PEERS_VARIABLE, "10.0.0.7, reader.local")
+    for host in ("10.0.0.7", "reader.local", "127.0.0.1"):
+        check_peer(host)
+    with pytest.raises(RequestError):
+        check_peer("10.0.0.70")
