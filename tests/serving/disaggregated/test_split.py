@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conch.client import Sampling
-from conch.gateway.served import Served
+from conch.gateway.served import Catalog, Served
 from conch.gateway.settings import ModelSettings, Server
 from conch.gateway.watching.metrics import Metrics, Watch
+from conch.gateway.watching.metrics.exposition import engines_of
 from tests.conftest import triton_over
 
 if TYPE_CHECKING:
@@ -153,3 +154,11 @@ async def test_a_reader_that_dies_costs_nobody_an_answer(
     restarted = threading.Event()
     reader.on_change(lambda state: restarted.set() if state.value == "ready" else None)
     assert restarted.wait(60)
+
+
+async def test_the_figures_of_both_kinds_of_engines_are_told_apart(
+    reader: TritonServer, stack_triton: TritonServer, sample_build: BuildResult
+) -> None:
+    async with served(sample_build, [reader.grpc_url], stack_triton.grpc_url) as (split, _):
+        ((name, urls),) = engines_of(Catalog([split]))
+    assert (name, list(urls)) == ("smollm2", ["0", "context-0"])

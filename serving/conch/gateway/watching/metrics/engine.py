@@ -102,12 +102,12 @@ async def read_engine(http: httpx.AsyncClient, url: str, model_name: str, engine
 
 
 async def read_engines(
-    http: httpx.AsyncClient, servers: Iterable[tuple[str, Mapping[int, str | None]]]
+    http: httpx.AsyncClient, servers: Iterable[tuple[str, Mapping[str, str | None]]]
 ) -> list[Reading]:
     """Of every model (its name and its servers' metrics URLs by their numbers), all at once."""
     return await asyncio.gather(
         *(
-            read_engine(http, url, model_name, str(index))
+            read_engine(http, url, model_name, index)
             for model_name, urls in servers
             for index, url in urls.items()
             if url is not None

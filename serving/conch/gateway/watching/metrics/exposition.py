@@ -46,10 +46,18 @@ def router(
     return router
 
 
-def engines_of(catalog: Catalog) -> Iterator[tuple[str, dict[int, str | None]]]:
-    """Every model's name with its servers' metrics URLs, by their numbers."""
+def engines_of(catalog: Catalog) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Every model's name with its servers' metrics URLs, by their numbers; of those that read prompts for others
+    `context-` and their number."""
     for served in catalog:
-        yield served.name, {number: member.door.metrics_url for number, member in served.servers.pool.members.items()}
+        yield (
+            served.name,
+            {
+                f"{name}{number}": member.door.metrics_url
+                for name, pool in zip(("", "context-"), served.pools, strict=False)
+                for number, member in pool.members.items()
+            },
+        )
 
 
 async def _adapters(catalog: Catalog) -> list[Adapters]:
