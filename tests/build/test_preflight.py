@@ -89,7 +89,21 @@ BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("plan.gpu-keys", "engine.build_args", {"engine": {"build_args": {"gemm_plugin": "auto"}}}),
     ("plan.gpu-keys", "engine.llm_args", {"engine": {"llm_args": {"stream_interval": 1}}}),
     ("plan.gpu-keys", "serving.triton.instances", {"serving": {"triton": {"instances": 2}}}),
-    ("plan.gpu-keys", "serving.disaggregated", {"serving": {"disaggregated": {}}}),
+    *(
+        ("disaggregated.cpu", f"serving.disaggregated.{where}", {"serving": {"disaggregated": split}})
+        for where, split in (
+            ("port", {"port": 9000}),
+            ("router", {"router": "load_balancing"}),
+            ("hosts", {"hosts": ["a", "b"]}),
+            ("context.tensor", {"context": {"tensor": 2}}),
+            ("generation.llm_args", {"generation": {"llm_args": {"stream_interval": 2}}}),
+        )
+    ),
+    (
+        "disaggregated.cpu",
+        "serving.disaggregated",
+        {"serving": {"disaggregated": {}}, "engine": {"speculation": {"method": "ngram"}}},
+    ),
     (
         "backend.kv-dtype",
         "quantization.kv_cache",

@@ -24,6 +24,9 @@ from conch_build.errors import OverloadedError
 KEEP_SECONDS = 30.0
 STALL_SECONDS = 10.0
 """A peer that takes or gives nothing for so long is given up."""
+_TRANSFER_SECONDS = 60.0
+"""Of a transfer in all, its token included, which has to come in a moment."""
+_TOKEN_SECONDS = 5.0
 _TRANSFERS = 16
 """At once; further ones wait."""
 _SIZE = struct.Struct("!Q")
@@ -89,17 +92,20 @@ class Depot:
     def _send(self, peer: socket.socket) -> None:
         try:
             with peer:
-                peer.settimeout(STALL_SECONDS)
-                token = _exactly(peer, TOKEN_BYTES)
+                began = time.monotonic()
+                token = _exactly(peer, TOKEN_BYTES, began + _TOKEN_SECONDS)
+                end = began + _TRANSFER_SECONDS
+                _limit(peer, end)
                 with self._lock:
                     self._forget_before(time.monotonic() - KEEP_SECONDS)
                     frame = self._frames.get(token, (0.0, b""))[1]
                 peer.sendall(_SIZE.pack(len(frame)))
                 view = memoryview(frame)
-                while view:  # each part has its own time: a slow peer may take long, a silent one may not
+                while view:
+                    _limit(peer, end)
                     view = view[peer.send(view[: 1 << 20]) :]
                 if frame:
-                    _exactly(peer, 1)
+                    _exactly(peer, 1, end)
                     self._fetched(token, len(frame))
         except OSError:
             with self._lock:
@@ -124,10 +130,19 @@ class Depot:
         self._expired += 1
 
 
-def _exactly(peer: socket.socket, size: int) -> bytes:
-    """Raises ConnectionError when the peer ends before."""
+def _limit(peer: socket.socket, end: float) -> None:
+    """The next step of a peer may take until it stalls, or until the end. Raises TimeoutError when that has come."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time is over")
+    peer.settimeout(min(STALL_SECONDS, left))
+
+
+def _exactly(peer: socket.socket, size: int, end: float) -> bytes:
+    """Raises ConnectionError when the peer ends before, TimeoutError when it takes too long."""
     data = bytearray()
     while len(data) < size:
+        _limit(peer, end)
         part = peer.recv(size - len(data))
         if not part:
             raise ConnectionError("the peer has hung up")

@@ -177,7 +177,9 @@ class Upstream:
         doors = (TritonDoor(settings, server) for server in settings.servers if isinstance(server, Server))
         self.pool = Pool(doors, settings.capacity.kv_tokens)
         self.context_pool = Pool(
-            (TritonDoor(settings, server) for server in settings.context_servers), settings.capacity.kv_tokens
+            (TritonDoor(settings, server) for server in settings.context_servers),
+            settings.capacity.kv_tokens,
+            optional=True,
         )
         self._built_in = settings.adapters if settings.cpp_backend else None
         self._tokenizer = tokenizer

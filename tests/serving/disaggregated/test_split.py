@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from conch.client import Sampling
+from conch.disaggregated.params import ContextPhaseParams
 from conch.gateway.served import Catalog, Served
 from conch.gateway.settings import ModelSettings, Server
 from conch.gateway.watching.metrics import Metrics, Watch
 from conch.gateway.watching.metrics.exposition import engines_of
-from tests.conftest import triton_over
+from tests.conftest import SAMPLE_PLAN, triton_over
 
 if TYPE_CHECKING:
     from conch.triton import TritonServer
     from conch_build.pipeline import BuildResult
 
+SERVING = """
+serving:
+  disaggregated: {context: {instances: 1}, generation: {instances: 1}, max_local_prefill_length: 64}
+  triton: {http_port: 0, grpc_port: 0, metrics_port: 0}
+  gateway: {port: 0, database: {url: "sqlite:///%s/gateway.db"}}
+"""
 PROMPT = [(7 * number) % 4000 + 300 for number in range(200)]
 GREEDY = Sampling(max_tokens=24, temperature=0.0, end_ids=())
 
@@ -80,6 +92,7 @@ def outcomes(metrics: Metrics) -> dict[str, float]:
     return {one: metrics.registry.get_sample_value(name, {"outcome": one}) or 0.0 for one in names}
 
 
+@pytest.mark.conforms("SPLIT-1")
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize(
     "sampling",
@@ -117,6 +130,7 @@ async def test_short_prompts_and_several_answers_stay_where_they_are_written(
         assert outcomes(metrics)["split"] == 1
 
 
+@pytest.mark.conforms("SPLIT-2")
 async def test_blocks_that_do_not_come_are_computed_anew(
     reader: TritonServer, stack_triton: TritonServer, sample_build: BuildResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,8 +141,10 @@ async def test_blocks_that_do_not_come_are_computed_anew(
         real = door.client.open
 
         def spoiled(prompt: list[int], sampling: Sampling, **options: Any) -> Any:
-            known = sampling.context_phase
-            forgotten = known.replace(known[-78:-14], b"00" * 32) if known else b""
+            forgotten = b""
+            if sampling.context_phase:
+                known = ContextPhaseParams.from_bytes(sampling.context_phase)
+                forgotten = replace(known, token="00" * 32).to_bytes()
             return real(prompt, replace(sampling, context_phase=forgotten), **options)
 
         monkeypatch.setattr(door.client, "open", spoiled)
@@ -138,6 +154,30 @@ async def test_blocks_that_do_not_come_are_computed_anew(
 
 
 @pytest.mark.slow
+@pytest.mark.conforms("SPLIT-2")
+async def test_a_reader_that_goes_silent_is_not_waited_for(
+    reader: TritonServer, stack_triton: TritonServer, sample_build: BuildResult
+) -> None:
+    """As behind a cut cable: its connection stands, and nothing comes."""
+    async with (
+        served(sample_build, [reader.grpc_url], stack_triton.grpc_url) as (split, metrics),
+        split.upstream.context_pool.watched(),
+    ):
+        expected = await answer(split, GREEDY)
+        assert reader.pid is not None
+        os.kill(reader.pid, signal.SIGSTOP)
+        try:
+            fresh = [[*PROMPT, 300 + number] for number in range(4)]
+            told = await asyncio.wait_for(asyncio.gather(*(answer(split, GREEDY, prompt=one) for one in fresh)), 20)
+            assert [one.tokens for one in told] == [24] * 4
+            assert await asyncio.wait_for(answer(split, GREEDY), 5) == expected  # at once: it is known to be down
+        finally:
+            os.kill(reader.pid, signal.SIGCONT)
+        assert outcomes(metrics) == {"split": 1, "whole": 0, "alone": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.conforms("SPLIT-2")
 async def test_a_reader_that_dies_costs_nobody_an_answer(
     reader: TritonServer, stack_triton: TritonServer, sample_build: BuildResult
 ) -> None:
@@ -162,3 +202,25 @@ async def test_the_figures_of_both_kinds_of_engines_are_told_apart(
     async with served(sample_build, [reader.grpc_url], stack_triton.grpc_url) as (split, _):
         ((name, urls),) = engines_of(Catalog([split]))
     assert (name, list(urls)) == ("smollm2", ["0", "context-0"])
+
+
+@pytest.mark.slow
+def test_conch_serve_starts_both_kinds_and_a_long_prompt_goes_through_both(
+    sample_build: BuildResult, tmp_path: Path
+) -> None:
+    plan = tmp_path / "conch.yaml"
+    plan.write_text(SAMPLE_PLAN + SERVING % tmp_path)
+    command = [sys.executable, "-m", "conch.cli", "serve", str(plan), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+            body = {"model": "smollm2", "prompt": "one two three " * 60, "max_tokens": 8, "ignore_eos": True}
+            answer = httpx.post(f"{told['gateway']}/v1/completions", json=body, timeout=60)
+            assert answer.json()["usage"]["completion_tokens"] == 8
+            metrics = httpx.get(f"{told['gateway']}/metrics").text
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert len(told["replicas"]) == 2
+    assert 'conch:disaggregated_requests_total{outcome="split"} 1.0' in metrics

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +109,37 @@ def test_a_reader_that_stalls_is_given_up_and_holds_nobody_up(depot: Depot, monk
         peer.sendall(bytes.fromhex(params.token))
         assert fetch(other, 5) == b"y" * 1000
         assert settled(depot, failed=1)
+
+
+def test_a_reader_that_only_trickles_has_its_time_as_well(depot: Depot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TRANSFER_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_TOKEN_SECONDS", 0.3)
+    params = depot.put(secrets.token_bytes(7 << 20))
+    for sent in (params.token[:2], params.token):
+        with socket.create_connection((params.host, params.port)) as peer:
+            peer.sendall(bytes.fromhex(sent))
+            for _ in range(20):
+                time.sleep(0.05)
+                with contextlib.suppress(OSError):
+                    peer.sendall(b"") if sent == params.token else peer.sendall(b"x")
+                    if sent == params.token:
+                        peer.recv(10)
+    assert settled(depot, failed=2)
+
+
+def test_bytes_that_changed_on_their_way_are_not_used() -> None:
+    from conch.engine.state import KvState
+
+    state = KvState("layout", (1, 2, 3), (4,), 3, [np.arange(64, dtype=np.float32).reshape(4, 16)])
+    frame = state.to_bytes()
+    for at in range(0, len(frame), 7):
+        damaged = bytearray(frame)
+        damaged[at] ^= 0x40
+        with pytest.raises(RequestError, match="KV state"):
+            KvState.from_bytes(bytes(damaged))
+    for cut in (0, 10, len(frame) // 2, len(frame) - 1):
+        with pytest.raises(RequestError, match="KV state"):
+            KvState.from_bytes(frame[:cut])
 
 
 @pytest.mark.parametrize("behaviour", ["silent", "half", "trickle", "closed", "size"])

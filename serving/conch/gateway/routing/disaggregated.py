@@ -5,6 +5,7 @@ Nothing is given out before the second one has them: what fails until then is do
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic
@@ -15,8 +16,9 @@ from conch.client import Delta, Sampling
 from conch.gateway.answers.forks import Stream
 from conch.gateway.routing.pool import AnyDoor, Pool
 from conch.gateway.routing.routed import Routed
-from conch_build.errors import CancelledError, ConchError, DeadlineError, RequestError
+from conch_build.errors import CancelledError, ConchError, DeadlineError, RequestError, UnavailableError
 
+_LOOK_SECONDS = 0.5
 Open = Callable[[Any, Sampling, bool], Stream]
 """Door, sampling, whether it streams."""
 
@@ -88,7 +90,7 @@ class Disaggregated(Generic[AnyDoor]):
         if self._reading is None:
             return None
         try:
-            read = await self._reading.__anext__()
+            read = await self._while_up(self._reading)
         except (CancelledError, DeadlineError):
             raise
         except RequestError:
@@ -96,6 +98,18 @@ class Disaggregated(Generic[AnyDoor]):
         except ConchError:
             return None
         return read if read.context_phase or read.finish_reason == "stop" else None
+
+    async def _while_up(self, reading: Routed[AnyDoor]) -> Delta:
+        """Its delta. Raises UnavailableError when its server has gone silent: a cut network tells nobody."""
+        answer = asyncio.ensure_future(reading.__anext__())
+        try:
+            while not (await asyncio.wait((answer,), timeout=_LOOK_SECONDS))[0]:
+                if not reading.up:
+                    reading.cancel()
+                    raise UnavailableError("the server that read the prompt has gone silent", where=reading.server)
+            return answer.result()
+        finally:
+            answer.cancel()
 
     def _write(self, read: Delta | None) -> None:
         sampling = self._sampling

@@ -90,9 +90,11 @@ class Place(Generic[AnyDoor]):
 
 
 class Pool(Generic[AnyDoor]):
-    """`kv_tokens`: what the prefix cache of each server holds, as far as is known."""
+    """`kv_tokens`: what the prefix cache of each server holds, as far as is known. `optional`: requests can do without
+    it, so that a server that is down is never asked, and one alone is watched too."""
 
-    def __init__(self, doors: Iterable[AnyDoor], kv_tokens: int | None = None) -> None:
+    def __init__(self, doors: Iterable[AnyDoor], kv_tokens: int | None = None, *, optional: bool = False) -> None:
+        self._optional = optional
         self.members: dict[int, Member[AnyDoor]] = {}
         self._kv_tokens = kv_tokens
         self._prefixes = Prefixes(1)
@@ -150,7 +152,10 @@ class Pool(Generic[AnyDoor]):
         left = self.left(but)
         if not left:
             raise UnavailableError("no server of the model is left to ask" if but else "the model has no server now")
-        usable = [member for member in left if member.standing.up] or left
+        usable = [member for member in left if member.standing.up]
+        if not usable and self._optional:
+            raise UnavailableError("no server is up")
+        usable = usable or left
         several = len(self.members) > 1
         matched = self._prefixes.matched(prompt, salt) if several else {}
 
@@ -195,7 +200,7 @@ class Pool(Generic[AnyDoor]):
             now = time.monotonic()
             probes = {member: probe for member, probe in probes.items() if not probe.done()}
             # A server without another one is asked in any case.
-            for member in self.members.values() if len(self) > 1 else ():
+            for member in self.members.values() if len(self) > 1 or self._optional else ():
                 if member.standing.probe_at <= now and member not in probes:
                     probes[member] = asyncio.ensure_future(self._probe(member))
             await asyncio.sleep(_TURN_S * random.uniform(0.75, 1.25))

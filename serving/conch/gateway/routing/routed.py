@@ -42,6 +42,11 @@ class Routed(Generic[AnyDoor]):
         """The one that answers, as far as is known."""
         return self._place.door.name
 
+    @property
+    def up(self) -> bool:
+        """Whether that one gives signs of life, as far as is known."""
+        return self._place.standing.up
+
     async def __anext__(self) -> Delta:
         while True:
             try:
