@@ -1,11 +1,13 @@
-"""`conch chat`: talk to a model through the gateway, once or in a conversation."""
+"""`conch chat`: talk to a model, once or in a conversation: through the gateway, or in this process."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -14,11 +16,17 @@ from conch_build.console import Console, with_console
 from conch_build.errors import ConchError, InputError, ServiceError, UnavailableError
 from conch_build.extras import require
 
+if TYPE_CHECKING:
+    from conch.local import LocalAnswer, LocalEngine
+
 
 @click.command()
 @click.option("-m", "--message", help="Ask this once, print the answer and leave.")
 @click.option("--system", help="Instructions that come before the conversation.")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway.")
+@click.option(
+    "--local", type=click.Path(path_type=Path), metavar="PLAN", help="No server: PLAN's engine, in this process."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Default: what fits into the context.")
 @click.option("--temperature", type=float)
 @click.option("--api-key", envvar="CONCH_API_KEY", help="Default: $CONCH_API_KEY.")
@@ -28,14 +36,43 @@ def chat(
     message: str | None,
     system: str | None,
     url: str,
+    local: Path | None,
     max_tokens: int | None,
     temperature: float | None,
     api_key: str | None,
 ) -> None:
-    """Talk to the model behind the gateway. Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Talk to the model behind the gateway, or to a plan's own engine. Ctrl-C stops an answer, Ctrl-D leaves."""
     if console.as_json and message is None:
         raise InputError("--json needs a message", fix="Give it with -m.")
-    ask = partial(_Answer, gateway_url(url), api_key)
+    if local is None:
+        return _talk(console, partial(_Answer, gateway_url(url), api_key), message, system, max_tokens, temperature)
+    with contextlib.closing(_built(console, local)) as engine:
+        _talk(console, engine.ask, message, system, max_tokens, temperature)
+
+
+def _built(console: Console, path: Path) -> LocalEngine:
+    """The engine of a plan for the CPU, built if need be. Raises PlanError and what a build raises."""
+    from conch.evaluation import EngineEvaluator
+    from conch.local import LocalEngine
+    from conch_build.errors import PlanError
+    from conch_build.pipeline import build
+    from conch_build.plan import load_plan
+
+    plan = load_plan(path)
+    if plan.engine.backend != "openvino":
+        fix = "`conch serve` starts it, and `conch chat` talks to it."
+        raise PlanError("only engines for the CPU run in this process", where="engine.backend", fix=fix)
+    return LocalEngine(build(plan, evaluator=EngineEvaluator(), say=console.note).engine.path)
+
+
+def _talk(
+    console: Console,
+    ask: _Ask,
+    message: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+) -> None:
     options = {"max_tokens": max_tokens, "temperature": temperature}
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     if message is not None:
@@ -70,7 +107,7 @@ def _converse(console: Console, ask: _Ask, messages: list[dict[str, str]], optio
         messages[:] = [*turns, {"role": "assistant", "content": text}]
 
 
-def _collected(answer: _Answer, *, show: bool) -> str:
+def _collected(answer: _Answer | LocalAnswer, *, show: bool) -> str:
     parts = []
     for part in answer:
         parts.append(part)
@@ -139,4 +176,4 @@ class _Answer:
         raise ServiceError("the stream ended before its end", where=self._url)
 
 
-_Ask: TypeAlias = Callable[[list[dict[str, str]], dict[str, Any]], _Answer]
+_Ask: TypeAlias = "Callable[[list[dict[str, str]], dict[str, Any]], _Answer | LocalAnswer]"
