@@ -227,6 +227,6 @@ def test_a_plan_breaks_a_rule_or_renders(data: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @given(PLANS)
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_many_plans_break_a_rule_or_render(data: dict[str, Any]) -> None:
     check_or_render(data)
